@@ -1,1 +1,1 @@
-"""PostgreSQL behind the store: connections, transactions, notifications."""
+"""The PostgreSQL database behind the store: connections, transactions, notifications."""

@@ -1,7 +1,7 @@
-"""What one process has open of a PostgreSQL server: connections, and the notifications to and from
-other processes.
+"""The connections of one process to a PostgreSQL server, and its notifications to and from other
+processes.
 
-A piece of work is tried once here; `database.py` retries until the deadline.
+Work is tried once here. `database.py` retries it until the deadline.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from longwatch.store.postgres.transaction import (
 T = TypeVar("T")
 
 _SCHEMA_LOCK = 7_303_014_620_157_292_921
-"""Whoever changes the schema holds this advisory lock."""
+"""The key of the advisory lock that a process holds while it changes the schema."""
 
 
 _MIGRATE_CURE = (
@@ -47,12 +47,12 @@ _SCHEMA_CURE = "run CREATE SCHEMA longwatch, and add options=-csearch_path=longw
 
 
 class CommitUnknownError(Exception):
-    """The response to a commit was lost. Holds what is needed to find out whether it was made, and
-    the result to return if it was.
+    """The reply to a commit was lost. Holds what is needed to ask whether it was made, and the
+    result to return if so.
     """
 
     def __init__(self, transaction: PostgresTransaction, marker: CommitMarker, result: Any) -> None:
-        super().__init__("the answer to the commit was lost")
+        super().__init__("the reply to the commit was lost")
         self.transaction = transaction
         self.series = marker.series
         self.number = marker.number
@@ -60,7 +60,7 @@ class CommitUnknownError(Exception):
 
 
 class PostgresClient:
-    """Connections and threads of one process. Every method may be called from any thread."""
+    """The connections and threads of one process. Every method is thread-safe."""
 
     def __init__(
         self, address: ServerAddress, *, jump: ClockJump, size: int, auto_migrate: bool
@@ -89,7 +89,9 @@ class PostgresClient:
         *,
         begin: Sequence[bytes] = BEGIN_READ_WRITE,
     ) -> T:
-        """Run work and commit it; CommitUnknownError when the response to the commit was lost."""
+        """Run work and commit it. Raises CommitUnknownError when the reply to the commit was
+        lost.
+        """
         began = time.monotonic()
         with self._pool.connection(deadline) as connection:
             transaction = self._transaction(connection, deadline, begin)
@@ -106,7 +108,7 @@ class PostgresClient:
         return result
 
     def read(self, work: Callable[[Any], T], deadline: Deadline) -> T:
-        """Run work on one view of the data; the end of it is not waited for."""
+        """Run work on one snapshot of the data. Does not wait for the end of the transaction."""
         with self._pool.connection(deadline) as connection:
             transaction = self._transaction(connection, deadline, BEGIN_READ_ONLY)
             try:
@@ -118,7 +120,7 @@ class PostgresClient:
                 transaction.end()
 
     def was_committed(self, unknown: CommitUnknownError, deadline: Deadline) -> bool:
-        """What became of a commit; if it was not made, it never will be."""
+        """Return whether a commit was made. If it was not, it never will be."""
         with self._pool.connection(deadline) as connection:
             found = was_committed(connection, unknown.series, unknown.number, deadline)
         if found:
@@ -155,8 +157,10 @@ class PostgresClient:
         self._throttle.defer(self._remote_channels(transaction).difference(due))
 
     def _remote_channels(self, transaction: PostgresTransaction) -> frozenset[str]:
-        """What other processes are to be told. Asked before the commit and after it: one that
-        began meanwhile has been answered.
+        """Return the channels to notify in other processes.
+
+        Called before and after the commit, because a peer that starts in between has to be
+        notified, too.
         """
         return (
             frozenset(transaction.channels)
@@ -172,13 +176,14 @@ class PostgresClient:
     # --- the schema ---
 
     def prepare(self, deadline: Deadline) -> None:
-        """Once a process: see that the schema is there, make it if it is not."""
+        """Check the schema once per process, and migrate it if that is allowed."""
         if self._is_prepared:
             return
         left = deadline.remaining()
         if not self._prepare_lock.acquire(timeout=-1 if left is None else left):
             raise StoreBusyError(
-                "the schema was looked at all the time; nothing was written, try again"
+                "another thread was checking the schema until the timeout; nothing was written, "
+                "try again"
             )
         try:
             if not self._is_prepared:
@@ -188,8 +193,8 @@ class PostgresClient:
             self._prepare_lock.release()
 
     def _migrate(self, deadline: Deadline) -> None:
-        """Look first: where nothing is to be done, nothing is locked, and a user who may not
-        change the schema need not.
+        """Read the version first: an up-to-date schema is not locked, and its user needs no right
+        to change it.
         """
         known = load_migrations("postgresql")
         version = self.read(schema_version, deadline)
@@ -205,8 +210,8 @@ class PostgresClient:
             self.write(lambda transaction: _migrate(transaction, known), deadline)
         except (psycopg.errors.DuplicateTable, psycopg.errors.InvalidSchemaName) as error:
             raise UsageError(
-                f"{self._address.masked_url} has no place for our tables ({first_line(error)}); "
-                f"{_SCHEMA_CURE}"
+                f"{self._address.masked_url} has no schema for Longwatch's tables "
+                f"({first_line(error)}); {_SCHEMA_CURE}"
             ) from error
 
     # --- connections ---
@@ -235,13 +240,15 @@ class PostgresClient:
         return f"{self._client_id}/{channel}"
 
     def close(self) -> None:
-        """Tell what is still to be told, then let go of everything; idempotent."""
+        """Send deferred notifications, then close every connection and thread. Idempotent."""
         self._throttle.close()
         self._listener.close()
         self._pool.close()
 
     def abandon(self) -> None:
-        """In a forked child: close the copies of the parent's sockets, without a word."""
+        """In a forked child: close the copies of the parent's sockets without notifying the
+        server.
+        """
         self._listener.abandon()
         self._pool.abandon()
 
@@ -249,19 +256,19 @@ class PostgresClient:
 def _close_if_read_only(
     connection: PostgresConnection, error: BaseException, *, since: float
 ) -> None:
-    """The server may have been demoted: then its address leads to another one, but only for a new
-    connection.
+    """Close a connection whose server has become read-only.
 
-    What an older connection says proves nothing about the server of today; a new one is asked.
+    The server may have been demoted, and a new connection may reach another one. If the connection
+    is older than the call, ConnectionLostError makes the caller retry on a new one.
     """
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-        connection.close("it is read-only")
+        connection.close("the server is read-only")
         if connection.connected_at < since:
-            raise ConnectionLostError("it has become read-only") from error
+            raise ConnectionLostError("the server has become read-only") from error
 
 
 def schema_version(transaction: Transaction) -> int:
-    """The version of the schema; 0 if there is none. A read, unlike that of `migrations`."""
+    """Return the version of the schema, 0 if there is none. Only reads, unlike `migrations`."""
     [(is_there,)] = transaction.rows("SELECT to_regclass('longwatch_schema') IS NOT NULL")
     if not is_there:
         return 0
@@ -270,8 +277,8 @@ def schema_version(transaction: Transaction) -> int:
 
 
 def _migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]:
-    """Make the steps that are pending; whoever comes at the same time waits, and finds them
-    made.
+    """Apply the pending migrations. A process that comes at the same time waits for the lock and
+    finds them applied.
     """
     transaction.rows("SELECT pg_advisory_xact_lock(:key)", {"key": _SCHEMA_LOCK})
     return migrate(transaction, known)

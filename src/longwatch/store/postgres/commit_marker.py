@@ -1,9 +1,9 @@
-"""Finds out whether a commit was made whose response was lost.
+"""Finds out whether a commit was made whose reply was lost.
 
 Every transaction that writes also writes a marker: the row of its connection, with a number that
 rises with each commit. It is written with the commit, in the same round trip. A caller that has
-lost the response reads the row, which has the number of the last commit. Reading also closes the
-series: it waits for a commit in progress, and a commit that arrives later fails. So the answer
+lost the reply reads the row, which has the number of the last commit. The read also closes the
+series: it waits for a commit in progress, and a commit that arrives later fails. So the result
 holds through crashes, restarts and failovers of the server.
 
 The server's own `pg_xact_status` cannot be used: in a crash the server forgets transaction numbers
@@ -18,8 +18,8 @@ from longwatch.core.deadline import Deadline
 from longwatch.store.postgres.connection import BoundStatement, PostgresConnection
 
 MAX_SERIES_COMMITS = 1000
-"""Commits after which a connection starts a new series: while a snapshot keeps old versions alive,
-a row that changed often is slow to find.
+"""Commits after which a connection starts a new series. While a snapshot keeps old row versions
+alive, a row that changed often is slow to find.
 """
 
 _MARK = b"""
@@ -28,7 +28,7 @@ _MARK = b"""
     ON CONFLICT (series) DO UPDATE
     SET number = excluded.number / (1 - longwatch_commits.closed), updated_at = excluded.updated_at
 """
-"""In a closed series this divides by zero, so the commit after it is not made."""
+"""In a closed series this divides by zero, so the commit fails."""
 _CLOSE_SERIES = b"""
     INSERT INTO longwatch_commits (series, number, closed, updated_at)
     VALUES ($1, 0, 1, extract(epoch from statement_timestamp()))
@@ -38,7 +38,7 @@ _DELETE_OLD = (
     b"DELETE FROM longwatch_commits WHERE updated_at < extract(epoch from statement_timestamp()) "
     b"- 3600"
 )
-"""No caller asks once the time of its call is over."""
+"""A caller asks only during its call, so old series are not needed."""
 
 
 class CommitMarker:
@@ -51,20 +51,22 @@ class CommitMarker:
         self.number = MAX_SERIES_COMMITS
 
     def advance(self) -> BoundStatement:
-        """The statement that marks the next commit."""
+        """Return the statement that marks the next commit."""
         if self.number == MAX_SERIES_COMMITS:
             self.series, self.number = secrets.randbits(62), 0
         self.number += 1
         return _MARK, (self.series, self.number)
 
     def cleanup(self) -> list[BoundStatement]:
-        """The statements that follow that commit: the first of a series deletes old ones."""
+        """Return the statements to run after that commit: the first commit of a series deletes old
+        series.
+        """
         return [(_DELETE_OLD, ())] if self.number == 1 else []
 
 
 def was_committed(
     connection: PostgresConnection, series: int, number: int, deadline: Deadline
 ) -> bool:
-    """Whether that commit was made; if it was not, it never will be."""
+    """Return whether that commit was made. If it was not, it never will be."""
     [(last,)] = connection.query(_CLOSE_SERIES, (series,), deadline)
     return bool(last == number)

@@ -1,16 +1,16 @@
-"""One connection to a PostgreSQL server, spoken to in pipelines: several statements on their way,
-one wait for all of them.
+"""One connection to a PostgreSQL server that sends statements in pipelines: several statements, one
+wait for all their replies.
 
-It stands on libpq itself (`psycopg.pq`), not on psycopg's connections, because every wait has to
-end at a deadline, also on a network that swallows what is sent, and because a pipeline of prepared
-statements saves most of the round trips. Statements are sent, a sync ends a segment of them, and
-segments are answered in order. A segment that no caller waits for is
-`unawaited`: the next user of the connection reads and discards its answer.
+It uses libpq directly (`psycopg.pq`) instead of psycopg's connections. Every wait has to end at a
+deadline, also on a network that drops packets, and a pipeline of prepared statements saves most
+round trips. Statements are sent, a sync ends a segment of them, and the server replies to segments
+in order. A segment that no caller waits for is `unawaited`: the next user of the connection reads
+and discards its reply.
 
-A connection can be silent for good: the machine behind it is gone, or something between has
-forgotten it. Then a call would wait for nothing all its time. A statement may take long, but not
-every one: where the segment begins with one that cannot, its answer is asked for ahead of the
-others (`probe`), and has to come within a part of the time.
+A connection can stay silent for good: the machine behind it is gone, or a firewall has forgotten
+it. A call would then wait until its deadline. Some statements may take long, but BEGIN does not.
+Where a segment begins with such a statement, its reply is requested ahead of the others (`probe`)
+and must arrive within part of the time.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ from longwatch.store.postgres.errors import CallTimeoutError, ConnectionLostErro
 from longwatch.store.postgres.statement import encode
 
 MAX_PREPARED = 256
-"""Statements that one connection keeps prepared; further ones are sent whole each time."""
+"""Statements that one connection keeps prepared. Further statements are sent whole each time."""
 
 PROBE_TIMEOUT = 5.0
-"""Seconds that the answer to a probe may take; a quarter of what the call has left if that is
-less.
-"""
+"""Seconds that the reply to a probe may take, at most a quarter of the call's remaining time."""
 
 BoundStatement = tuple[bytes, Sequence[Any]]
-"""A statement and the values for its places."""
+"""A statement and the values of its parameters."""
 _PreparedKey = tuple[bytes, tuple[int, ...]]
-"""A statement and the types of its values: what is prepared."""
+"""A statement and the types of its values, which identify a prepared statement."""
 
 _FAILED = frozenset({pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE})
 _NOT_EXECUTED = _FAILED | {pq.ExecStatus.PIPELINE_ABORTED}
@@ -53,7 +51,7 @@ _FATAL_SEVERITIES = frozenset({b"FATAL", b"PANIC"})
 
 
 class PostgresConnection:
-    """A connection that one thread uses at a time. Once it is broken it stays so."""
+    """A connection that one thread uses at a time. A broken connection stays broken."""
 
     def __init__(self, pgconn: PGconn) -> None:
         self.fileno = pgconn.socket
@@ -73,10 +71,10 @@ class PostgresConnection:
         pgconn.nonblocking = 1
         pgconn.enter_pipeline_mode()
 
-    # --- speaking ---
+    # --- statements ---
 
     def send(self, text: bytes, values: Sequence[Any] = ()) -> None:
-        """Add a statement to the segment; it leaves with that."""
+        """Add a statement to the segment. It is sent when the segment ends."""
         self._require_open()
         encoded_values = [encode(value, self._transformer) for value in values]
         kinds, data, formats = zip(*encoded_values, strict=True) if encoded_values else ((), (), ())
@@ -90,8 +88,8 @@ class PostgresConnection:
         self._segment_size += 1
 
     def probe(self) -> None:
-        """What is in the segment so far takes no time: have it answered ahead of the rest, or
-        the connection counts as lost.
+        """Request the reply to the statements so far ahead of the rest: they take no time, so a
+        late reply means a dead connection.
         """
         try:
             self._pgconn.send_flush_request()
@@ -102,11 +100,11 @@ class PostgresConnection:
     def sync(
         self, deadline: Deadline, *, trailing: Sequence[BoundStatement] = ()
     ) -> list[PGresult]:
-        """End the segment and wait for its answers, one for each statement; if one failed, that is
-        raised.
+        """End the segment and wait for its replies, one for each statement. Raises the error of a
+        statement that failed.
 
-        The `trailing` statements leave with it, each in a segment of its own, and no caller waits
-        for them.
+        The `trailing` statements are sent with it, each in its own segment, and no caller waits for
+        them.
         """
         self._end_segment()
         for text, values in trailing:
@@ -118,29 +116,29 @@ class PostgresConnection:
         return self._read_segment(deadline, *first)
 
     def sync_nowait(self, deadline: Deadline) -> None:
-        """End the segment and have it leave; nobody waits for it."""
+        """End the segment and send it without waiting for the reply."""
         self._end_segment()
         self._unawaited += 1
         self._is_probing = False
         self._flush(deadline)
 
     def query(self, text: bytes, values: Sequence[Any], deadline: Deadline) -> list[Row]:
-        """One statement by itself, and what it answers."""
+        """Run one statement in its own segment and return its rows."""
         self.send(text, values)
         return self.rows(self.sync(deadline)[0])
 
     def rows(self, result: PGresult) -> list[Row]:
-        """What a statement selected or returned."""
+        """Return the rows of a result."""
         if not result.nfields:
             return []
         self._transformer.set_pgresult(result)
         return self._transformer.load_rows(0, result.ntuples, tuple)
 
-    # --- how it stands ---
+    # --- state ---
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is in the middle of something."""
+        """Whether no statement or reply is outstanding that a caller waits for."""
         return (
             not self.closed_reason
             and not self._segment_size
@@ -148,8 +146,8 @@ class PostgresConnection:
         )
 
     def is_alive(self) -> bool:
-        """Whether nothing is known against it: a server that goes closes its connections, and
-        that can be seen from here.
+        """Return whether the connection still seems open. Detects a server that has closed it; does
+        not wait.
         """
         with suppress(ConnectionLostError):
             while not self.closed_reason and self._poll.poll(0):
@@ -157,7 +155,7 @@ class PostgresConnection:
         return not self.closed_reason
 
     def notifications(self) -> list[str]:
-        """What was announced since the last time; does not wait."""
+        """Return the payloads received since the last call. Does not wait."""
         self._consume_input()
         found = []
         while (notification := self._pgconn.notifies()) is not None:
@@ -165,24 +163,24 @@ class PostgresConnection:
         return found
 
     def close(self, reason: str = "it was closed") -> None:
-        """Close it; statements that were sent are executed all the same. Idempotent."""
+        """Close the connection. The server still executes statements that were sent. Idempotent."""
         if not self.closed_reason:
             self.closed_reason = reason
             self._pgconn.finish()
 
     def abandon(self) -> None:
-        """In a forked child: close the copy of the socket without a word to the server, which
-        goes on with the parent.
+        """In a forked child: close the copy of the socket without notifying the server, whose
+        session belongs to the parent.
         """
         if not self.closed_reason:
-            self.closed_reason = "it belongs to the process that this one was forked from"
+            self.closed_reason = "it belongs to the parent of this forked process"
             os.close(self.fileno)
 
-    # --- inside ---
+    # --- internals ---
 
     def _prepare(self, key: _PreparedKey) -> bytes:
-        """Send it to be prepared, and take it for prepared until its answer says otherwise;
-        empty when there are too many.
+        """Send a statement to be prepared, and treat it as prepared until a reply shows that it
+        failed. Returns an empty name when too many are prepared.
         """
         if self._prepared_count >= MAX_PREPARED:
             return b""
@@ -203,15 +201,16 @@ class PostgresConnection:
         self._preparing, self._segment_size = {}, 0
 
     def _read_unawaited(self, deadline: Deadline) -> None:
-        """Read what is owed by those who did not wait for it."""
+        """Read and discard the replies to unawaited segments."""
         while self._unawaited:
             self._unawaited -= 1
             with suppress(psycopg.Error):
                 self._read_segment(deadline)
 
     def _read_probe(self, deadline: Deadline) -> list[PGresult]:
-        """Once what is owed was read: the first answer of the segment if it is the proof, which
-        has to come soon.
+        """Read the outstanding replies, and the first reply of the segment if it was probed.
+
+        The probed reply has to arrive soon; otherwise the connection fails.
         """
         if not self._is_probing:
             self._read_unawaited(deadline)
@@ -224,7 +223,7 @@ class PostgresConnection:
             self._read_unawaited(probe_deadline)
             return [self._read_result(probe_deadline)]
         except CallTimeoutError:
-            self._fail(psycopg.OperationalError(f"it was silent for {seconds:.1f} s"))
+            self._fail(psycopg.OperationalError(f"the server was silent for {seconds:.1f} s"))
 
     def _read_segment(self, deadline: Deadline, *first: PGresult) -> list[PGresult]:
         results = list(first)
@@ -244,13 +243,13 @@ class PostgresConnection:
         )
 
     def _read_result(self, deadline: Deadline) -> PGresult:
-        """The next answer. Between those of two statements there is an empty one; two in a row
-        would be the end of them all.
+        """Return the next result. An empty result separates those of two statements; two in a row
+        mean that none is left.
         """
         result = self._next_result(deadline) or self._next_result(deadline)
         if result is None:
             self._fail(
-                psycopg.OperationalError("the server's answers do not fit what it was asked")
+                psycopg.OperationalError("the server's replies do not match the statements sent")
             )
         if result.status in _FAILED:
             severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
@@ -265,8 +264,8 @@ class PostgresConnection:
         return self._pgconn.get_result()
 
     def _flush(self, deadline: Deadline) -> None:
-        """Send what waits to be sent; what comes meanwhile is read, so that neither side waits
-        for the other.
+        """Send the buffered output. Reads input meanwhile, so that neither side waits for the
+        other.
         """
         try:
             while self._pgconn.flush():
@@ -302,6 +301,8 @@ class PostgresConnection:
 
 
 def poll_milliseconds(deadline: Deadline) -> float | None:
-    """The time until a deadline, as `poll` takes it."""
+    """Return the time until a deadline in milliseconds, or None if there is none, as `poll`
+    expects.
+    """
     left = deadline.remaining()
     return None if left is None else left * 1000

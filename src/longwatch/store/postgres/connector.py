@@ -1,6 +1,6 @@
-"""Where a server is, and getting a connection to it.
+"""Parses the URL of a PostgreSQL server and connects to it.
 
-How every connection begins: limits of its own, and a look at what the server promises.
+Every connection begins with its session settings and a check of the server's settings.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "10000",
 }
-"""A machine that is gone is noticed in the middle of a call, so that the rest of its time is
-left for another try.
+"""The timeouts detect a dead machine during a call, so that there is time left for another
+attempt.
 """
 _INVALID_URL = re.compile(
     r"invalid|certificate|does not support SSL|no password supplied|not "
@@ -50,16 +50,16 @@ _HOST_NOT_FOUND = "could not translate host name"
 
 
 class ServerAddress:
-    """What a URL says. Whatever libpq takes may stand in it: several hosts, TLS,
-    `options=-csearch_path=…`.
+    """The address of a server, from a URL. The URL may contain all that libpq accepts: several
+    hosts, TLS, `options=-csearch_path=…`.
     """
 
     def __init__(self, url: str) -> None:
         try:
             self._parts: dict[str, Any] = conninfo_to_dict(url)
-        except psycopg.Error:  # its text may hold the password
+        except psycopg.Error:  # its text may contain the password
             raise UsageError(
-                f"{_HIDDEN_URL} cannot be read; {_ENCODE_CURE}, and check the names behind the ?"
+                f"{_HIDDEN_URL} cannot be read; {_ENCODE_CURE}, and check the names after the ?"
             ) from None
         self.masked_url = mask_text(url)
         if _has_split_password(url, self._parts):
@@ -70,20 +70,20 @@ class ServerAddress:
         counts = {len(values) for values in self._host_lists().values()} - {1}
         if len(counts) > 1:
             raise UsageError(
-                f"{self.masked_url} names more hosts than ports, or fewer; name one port for all, "
-                f"or one for each host"
+                f"{self.masked_url} names different numbers of hosts and ports; name one port "
+                f"for all hosts, or one for each"
             )
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The same for two that lead to the same tables, whoever asks."""
+        """Equal for two addresses that lead to the same tables, whichever user connects."""
         return "postgresql", *(
             self._parts.get(name)
             for name in ("hostaddr", "host", "port", "dbname", "service", "options")
         )
 
     def conninfos(self) -> list[str]:
-        """One for each host that is named, to be tried in that order."""
+        """Return one connection string for each host, in the order of the attempts."""
         lists = self._host_lists()
         count = max((len(values) for values in lists.values()), default=1)
         return [
@@ -96,8 +96,8 @@ class ServerAddress:
         return {name: str(self._parts[name]).split(",") for name in names}
 
     def connect(self, deadline: Deadline) -> PostgresConnection:
-        """A new connection; the time is shared out among the hosts, so that one that swallows
-        leaves some for the next.
+        """Make a new connection. Divides the remaining time among the hosts, so that one that drops
+        packets leaves time for the next.
         """
         attempts = self.conninfos()
         for left in range(len(attempts), 0, -1):
@@ -125,14 +125,14 @@ class ServerAddress:
         if pgconn.server_version < MIN_SERVER_VERSION * 10_000:
             raise UsageError(
                 f"{self.masked_url} runs PostgreSQL {pgconn.server_version // 10_000}; "
-                f"{MIN_SERVER_VERSION} is "
-                f"the oldest that will do"
+                f"upgrade it to "
+                f"{MIN_SERVER_VERSION} or newer"
             )
         return PostgresConnection(pgconn)
 
     def _refusal_error(self, message: str) -> StoreUnreachableError | StoreBusyError:
-        """What a failed attempt means. libpq keeps the code of the error to itself, so the text
-        has to tell.
+        """Return the store error for a failed attempt. libpq does not expose the error code, so the
+        text decides.
         """
         text = mask_text(" ".join(message.split()))
         reason = _server_reason(message)
@@ -144,16 +144,16 @@ class ServerAddress:
         return self._no_server_error("", text)
 
     def _no_server_error(self, reason: str, text: str) -> StoreUnreachableError:
-        """What it means that no server answered, or none that was understood."""
+        """Return the error for an attempt that no server answered in a known way."""
         if _HOST_NOT_FOUND in reason:
             return ServerUnreachableError(
-                f"{self.masked_url} is on a host that was not found ({text}); check its name, and "
-                f"the name service"
+                f"{self.masked_url} names a host that was not found ({text}); check the host name "
+                f"and the name service"
             )
         if _INVALID_URL.search(reason):
             return StoreLocationError(
-                f"{self.masked_url} cannot be used as it is written ({text}); check it, and what "
-                f"is behind the ?"
+                f"{self.masked_url} cannot be used as written ({text}); check it, and the "
+                f"parameters after the ?"
             )
         return ServerUnreachableError(
             f"{self.masked_url} cannot be reached ({text}); check host and port, and that the "
@@ -162,15 +162,15 @@ class ServerAddress:
 
 
 class ServerNotReadyError(StoreUnreachableError):
-    """The server is there, but takes no connections yet, or not any more."""
+    """The server is starting up or shutting down and accepts no connections."""
 
 
 class TooManyConnectionsError(StoreBusyError):
-    """The server has no connection left for us."""
+    """The server has no free connection."""
 
 
 class ServerUnreachableError(StoreUnreachableError):
-    """There is nobody; a server that was there before may come back."""
+    """No server replied. A server that was reached before may come back."""
 
 
 _RefusalType = type[StoreUnreachableError] | type[StoreBusyError]
@@ -178,8 +178,8 @@ _REFUSALS: tuple[tuple[re.Pattern[str], _RefusalType, str, str], ...] = (
     (
         re.compile(r"database .*does not exist|no such database|not currently accepting"),
         StoreLocationError,
-        "leads to no database",
-        "check its name, make it with createdb, or let it take connections",
+        "names no database that accepts connections",
+        "check its name, create it with createdb, or allow connections to it",
     ),
     (
         re.compile(
@@ -187,22 +187,22 @@ _REFUSALS: tuple[tuple[re.Pattern[str], _RefusalType, str, str], ...] = (
             r"denied|no such user|user name specified"
         ),
         StoreAuthenticationError,
-        "lets nobody in",
+        "refuses this user",
         "check user, password and pg_hba.conf",
     ),
     (
         re.compile(r"configuration parameter|invalid|parameter .*cannot be|unsupported"),
         StoreLocationError,
-        "asks for what the server does not know",
-        "check what is behind the ?",
+        "has a parameter that the server does not accept",
+        "check the parameters after the ?",
     ),
     (
         re.compile(
             r"too many clients|remaining connection slots|too many connections|no more connections"
         ),
         TooManyConnectionsError,
-        "has no connection left",
-        "end some, or raise max_connections",
+        "has no free connection",
+        "close some, or raise max_connections",
     ),
     (
         re.compile(r"starting up|shutting down|recovery|not yet accepting"),
@@ -211,10 +211,12 @@ _REFUSALS: tuple[tuple[re.Pattern[str], _RefusalType, str, str], ...] = (
         "try again",
     ),
 )
-"""What the server may say, what that means, and the cure; the first that fits."""
+"""Patterns of the server's refusals, with the error, its text and the cure. The first match
+wins.
+"""
 
 _HIDDEN_URL = "postgresql://***"
-"""A URL in which nobody knows where the password ends."""
+"""Shown instead of a URL in which the end of the password is unclear."""
 _ENCODE_CURE = (
     "write it as postgresql://user@host:5432/database, with / # ? @ % in a password percent-encoded"
 )
@@ -223,8 +225,8 @@ _PATH = re.compile(r"[^/]*//[^/?]*/([^?]*)")
 
 
 def _has_split_password(url: str, parts: dict[str, Any]) -> bool:
-    """Whether a sign in the password has cut it in two, so that a piece of it stands for the
-    host, the port or the database.
+    """Return whether a special character in the password has split it, so that part of it is taken
+    for the host, the port or the database.
     """
     path = _PATH.match(url)
     ports = str(parts.get("port") or "").split(",")
@@ -239,8 +241,8 @@ def _is_port(text: str) -> bool:
 
 
 def _server_reason(message: str) -> str | None:
-    """What the server gave as its reason, without the names in it, which users choose; None if
-    it was not the server who spoke.
+    """Return the server's reason without the quoted names, which users choose. None if the message
+    is not the server's.
     """
     reasons = [line.partition("FATAL:")[2] for line in message.splitlines() if "FATAL:" in line]
     return re.sub(r'".*"', '""', reasons[-1]) if reasons else None
@@ -251,7 +253,7 @@ def _without_names(message: str) -> str:
 
 
 def _host_parts(lists: dict[str, list[str]], number: int) -> dict[str, str]:
-    """The parts of one host; a port that is named once is that of all."""
+    """Return the parameters of one host. A port that is named once applies to all hosts."""
     return {name: values[number if len(values) > 1 else 0] for name, values in lists.items()}
 
 
@@ -273,9 +275,7 @@ def _handshake(pgconn: PGconn, deadline: Deadline) -> None:
 
 
 def _wait_for_socket(fileno: int, events: int, deadline: Deadline) -> None:
-    poll = (
-        select.poll()
-    )  # the socket is another one when libpq goes on to the next address of a host
+    poll = select.poll()  # libpq opens another socket when it tries the next address of a host
     poll.register(fileno, events)
     if not poll.poll(poll_milliseconds(deadline)):
         raise CallTimeoutError
@@ -284,11 +284,11 @@ def _wait_for_socket(fileno: int, events: int, deadline: Deadline) -> None:
 _DANGERS = {
     "fsync": "a crash of its machine may damage the database",
     "full_page_writes": "a power cut may damage the database",
-    "synchronous_commit": "a crash of the server may lose what was just sent or settled",
+    "synchronous_commit": "a crash of the server may lose the last sends and settles",
 }
 _SAFE_ENCODINGS = frozenset({"UTF8", "SQL_ASCII"})
-"""Those of a database that keep every text: others have no place for some, so that a name or an
-error could not be written.
+"""Database encodings that can store every text. With others a name or an error might not be
+writable.
 """
 _SESSION_SETTINGS = {
     "statement_timeout": f"{CALL_TIMEOUT:.0f}s",
@@ -298,12 +298,13 @@ _SESSION_SETTINGS = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
-"""A statement outlives its call by little, and a client that froze in a transaction holds its locks
-for little. Statements are planned once, to go by an index from row to row: a plan made while a
-queue was empty must do when it holds a million messages. `DEFAULT_PLANS` is for the statements of
-others.
+"""The settings of every session.
+
+The timeouts end a statement soon after its call, and free the locks of a client that froze in a
+transaction. Statements are planned once, to use an index: a plan made while a queue was empty must
+also suit a million messages. `DEFAULT_PLANS` restores the planner for users' statements.
 """
-_UTF8_CURE = "make another one with `createdb --encoding=UTF8 --template=template0 NAME`"
+_UTF8_CURE = "create another with `createdb --encoding=UTF8 --template=template0 NAME`"
 _DEFAULT_PLANNER = {"plan_cache_mode": "auto", "enable_seqscan": "on", "enable_bitmapscan": "on"}
 DEFAULT_PLANS = (
     "SELECT "
@@ -322,13 +323,13 @@ _BEGIN_SESSION = (
 
 
 def begin_session(connection: PostgresConnection, masked_url: str, deadline: Deadline) -> list[str]:
-    """Set the limits; what is unsafe about the server's settings. A database that cannot keep
-    every text is refused.
+    """Apply the session settings, and return what is unsafe about the server's settings. Raises
+    StoreLocationError for a database that cannot store every text.
     """
     [(encoding, *settings)] = connection.query(_BEGIN_SESSION, (), deadline)
     if encoding not in _SAFE_ENCODINGS:
         raise StoreLocationError(
-            f"{masked_url} is encoded in {encoding}, which has no place for some texts; "
+            f"{masked_url} uses the encoding {encoding}, which cannot store every text; "
             f"{_UTF8_CURE}"
         )
     return [

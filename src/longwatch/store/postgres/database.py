@@ -1,19 +1,19 @@
-"""A PostgreSQL database: a few connections a process, every call under a deadline, and no commit
+"""A PostgreSQL database: a few connections per process, every call under a deadline, and no commit
 whose result is guessed.
 
 Isolation is READ COMMITTED. The server's clock decides leases and delays. Tables are named without
-a schema, so the user's `search_path` decides where they are. In a shared database give them a
-schema of their own and name it in the URL with `options=-csearch_path=NAME`. A connection that is
-passed as `tx=` has to find them, too.
+a schema, so the user's `search_path` decides where they are. In a shared database create a schema
+for them and name it in the URL with `options=-csearch_path=NAME`. A connection that is passed as
+`tx=` must find the same tables.
 
-A call survives a broken connection, a server that restarts, a deadlock: its work runs again until
-the deadline. A commit whose reply was lost is not simply repeated: the server is asked whether it
-was made (`commit_marker`).
+A call survives a broken connection, a server restart and a deadlock: its work is retried until the
+deadline. A commit whose reply was lost is not simply repeated. The server is asked whether it was
+made (`commit_marker`).
 
-Every commit waits for the server's disk, that of a claim too. Without that wait nothing would be
+Every commit waits for the server's disk, also that of a claim. Without that wait nothing would be
 lost or settled twice. A forgotten claim leaves its row free and its owner fenced off, and a settle
 on disk has its claim before it. But a server that crashes would forget its last claims. That work
-would run twice, and a message that takes the server down would never be blamed.
+would run twice, and a message that crashes the server would never be blamed.
 
 Behind PgBouncer use pool_mode=session. With pool_mode=transaction notifications do not arrive, and
 sessions share their settings. Receivers then find messages by polling, up to a second late.
@@ -72,13 +72,13 @@ RETRY_BACKOFF = BackoffPolicy(initial=0.02, factor=2.0, cap=1.0, jitter=0.25)
 
 
 class PostgresDatabase(Database):
-    """A database on a server, reached by the first call that needs it; an error of that comes
-    there, the next call tries again.
+    """A database on a server. The first call connects; if that fails, it raises, and the next call
+    tries again.
 
-    `size` bounds the connections of this process, one more is used for listening. `auto_migrate`:
-    bring the schema up to date when it is first used; without it that is left to `longwatch db
-    migrate`. Closed by `close`, when nobody knows it any more, and when the interpreter exits; a
-    forked child makes connections of its own.
+    `size` limits the connections of this process; one more is used for listening. `auto_migrate`
+    migrates the schema at first use. Without it, run `longwatch db migrate`. The database is closed
+    by `close`, when it is garbage collected, and when the interpreter exits. A forked child makes
+    its own connections.
     """
 
     dialect = "postgresql"
@@ -108,7 +108,7 @@ class PostgresDatabase(Database):
         return self._run(work, BEGIN_READ_WRITE, timeout)
 
     def transact(self, work: Callable[[Any], T]) -> T:
-        """`write`, with the plans that other statements than ours need."""
+        """`write` with the default planner settings, which users' statements need."""
         return self._run(
             lambda transaction: require_plain_result(work(transaction)),
             (*BEGIN_READ_WRITE, DEFAULT_PLANS),
@@ -123,7 +123,7 @@ class PostgresDatabase(Database):
         return self._open().listen(channels, wakeup)
 
     def join(self, tx: Any) -> Transaction:
-        """Ours as it is; the user's own psycopg connection as the transaction it is in."""
+        """Return a transaction of this store as it is, or wrap the user's psycopg connection."""
         if not isinstance(tx, PostgresTransaction):
             transaction = wrap_user_connection(tx, self.jump)
             self._connection_check.require(tx, transaction, lambda: self.read(locate_tables))
@@ -132,12 +132,12 @@ class PostgresDatabase(Database):
             masked_url = self._address.masked_url
             raise UnsupportedError(
                 f"tx= is a transaction of another store than {masked_url}; open the mailbox in "
-                f"that store"
+                f"the store of tx="
             )
         return tx
 
     def schema_version(self, *, timeout: float = CALL_TIMEOUT) -> int:
-        """At which version the schema is, 0 if there is none; makes nothing and changes nothing."""
+        """Return the version of the schema, 0 if there is none. Only reads."""
         client, deadline = self._open(), Deadline.after(timeout, self._clock)
         return self._retry(lambda: client.read(schema_version, deadline), client, deadline)
 
@@ -176,16 +176,17 @@ class PostgresDatabase(Database):
         return client.read(work, deadline)
 
     def _retry(self, attempt: Callable[[], T], client: PostgresClient, deadline: Deadline) -> T:
-        """Call until it works, fails for good, or the deadline comes; translate the last error.
+        """Retry until the attempt succeeds, fails for good, or the deadline passes. Translates the
+        last error.
 
-        An attempt that timed out learnt nothing about the server. If an earlier one did, its error
-        is raised instead.
+        A timeout gives no reason. If an earlier attempt failed with one, its error is raised
+        instead.
         """
         learnt: list[BaseException] = []
 
         def should_retry(error: Exception) -> bool:
             if not isinstance(error, StoreError | psycopg.Error):
-                return False  # the work's own error
+                return False  # an error of the work itself
             self._learn(error, learnt)
             return _may_retry(error, client)
 
@@ -198,18 +199,18 @@ class PostgresDatabase(Database):
             raise learnt[-1] from cause
 
     def _learn(self, error: Exception, learnt: list[BaseException]) -> None:
-        """Keep what an error says about the server, unless it only timed out after another."""
+        """Record an error as the reason, unless it is a timeout after another error."""
         if isinstance(error, CallTimeoutError) and learnt:
             return
         learnt.append(translate_error(self.url, error))
         if isinstance(learnt[-1], StoreUnreachableError | StoreResetError):
-            # When the server is back it may be another one, restored or failed over to.
+            # The server that comes back may be another one, after a restore or a failover.
             self.generation += 1
 
     def _was_committed(
         self, client: PostgresClient, unknown: CommitUnknownError, deadline: Deadline
     ) -> bool:
-        """Ask until the server can tell; raises StoreError when it cannot."""
+        """Ask until the server replies. Raises StoreError when it does not."""
         try:
             return self._retry_until(
                 deadline,
@@ -248,7 +249,7 @@ class PostgresDatabase(Database):
     def _refuse_nesting(self) -> Iterator[None]:
         if getattr(self._thread_state, "write", False):
             raise UsageError(
-                "a write inside a write would be a transaction of its own; pass the "
+                "a write inside a write would be a separate transaction; pass the "
                 "transaction on with tx="
             )
         self._thread_state.write = True
@@ -274,10 +275,10 @@ class PostgresDatabase(Database):
     # --- forks ---
 
     def before_fork(self) -> None:
-        """Nothing waits for a fork: the child uses nothing of the parent's."""
+        """Does nothing: the child uses no connection of the parent."""
 
     def after_fork_in_parent(self) -> None:
-        """And nothing was held."""
+        """Does nothing: no lock was taken."""
 
     def after_fork_in_child(self) -> None:
         client, self._client = self._client, None
@@ -291,7 +292,9 @@ class PostgresDatabase(Database):
 
 
 def _may_retry(error: BaseException, client: PostgresClient) -> bool:
-    """Whether another attempt may succeed. A server that was never reached is reported at once."""
+    """Return whether another attempt may succeed. A server that was never reached is reported at
+    once.
+    """
     if isinstance(error, ServerUnreachableError):
         return client.was_reached
     return isinstance(error, ServerNotReadyError | TooManyConnectionsError) or is_transient(error)

@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean to somebody who has to do something about them."""
+"""Translates PostgreSQL's errors into store errors that name the cure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from longwatch.store.database import StoreResetError
 
 
 class ConnectionLostError(StoreUnreachableError):
-    """The connection broke in the middle; a new one may work."""
+    """The connection broke during a call. A new connection may work."""
 
 
 class CallTimeoutError(StoreBusyError):
-    """The server did not answer in the time of the call."""
+    """The server did not reply within the time of the call."""
 
 
 StoreErrorSpec = tuple[type[StoreError], str]
 
 _UNREACHABLE, _BUSY = StoreUnreachableError, StoreBusyError
 _GRANT = (
-    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO it, or GRANT CREATE "
-    "ON SCHEMA public TO it"
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO the user, or GRANT "
+    "CREATE ON SCHEMA public TO the user"
 )
 _SPECS: dict[str, StoreErrorSpec] = {
     "08": (_UNREACHABLE, "cannot be reached; check host and port, and that the server runs"),
     "28": (StoreAuthenticationError, "refuses this user; check user, password and pg_hba.conf"),
-    "3D000": (StoreLocationError, "is a database that does not exist; make it with createdb"),
+    "3D000": (StoreLocationError, "names a database that does not exist; create it with createdb"),
     "57P01": (_UNREACHABLE, "was shut down or ended this connection; try again when it is back"),
     "57P02": (_UNREACHABLE, "has crashed; try again when it is back"),
     "57P03": (_UNREACHABLE, "is starting up or shutting down; try again"),
@@ -49,25 +49,25 @@ _SPECS: dict[str, StoreErrorSpec] = {
     "40": (
         _BUSY,
         (
-            "had this in conflict with other transactions, again and again; nothing was written, "
-            "try again"
+            "aborted every attempt because of conflicts with other transactions; nothing was "
+            "written, try again"
         ),
     ),
     "55P03": (
         _BUSY,
-        "is locked by another transaction; nothing was written, end that one, or try again",
+        "is locked by another transaction; nothing was written, end that transaction, or try again",
     ),
     "57014": (
         _BUSY,
         (
-            "did not finish a statement in its time; nothing was written, look for locks and long "
+            "did not finish a statement in time; nothing was written, look for locks and long "
             "transactions"
         ),
     ),
-    "53300": (_BUSY, "has no connection left; end some, or raise max_connections"),
+    "53300": (_BUSY, "has no free connection; close some, or raise max_connections"),
     "53": (
         _BUSY,
-        "has run out of memory or of another limit; nothing was written, see the server's log",
+        "has run out of memory or another resource; nothing was written, see the server's log",
     ),
     "53100": (
         StoreFullError,
@@ -83,15 +83,15 @@ _SPECS: dict[str, StoreErrorSpec] = {
     ),
     "XX001": (StoreCorruptError, "is damaged; restore it from a backup"),
     "XX002": (StoreCorruptError, "has a damaged index; run REINDEX DATABASE"),
-    "42501": (StoreReadOnlyError, f"may not be used by this user; as the owner run: {_GRANT}"),
+    "42501": (StoreReadOnlyError, f"denies this user access; as the owner run: {_GRANT}"),
 }
 _NOT_NULL = "23502"
 _TRANSIENT = frozenset({"40001", "40P01", "53300", "57P01", "57P02", "57P03", "57P05"})
 
 
 def store_error_spec(error: BaseException) -> StoreErrorSpec | None:
-    """What an error says about the store as a whole; None for one that is about the SQL itself,
-    or not the server's.
+    """Return the error type and text for an error that concerns the whole store. None for an error
+    in the SQL, or an error that is not the server's.
     """
     code = getattr(error, "sqlstate", None)
     if code is None:
@@ -100,7 +100,7 @@ def store_error_spec(error: BaseException) -> StoreErrorSpec | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same work may well succeed in a moment, on this connection or a new one."""
+    """Return whether the same work may soon succeed, on this connection or a new one."""
     if isinstance(error, ConnectionLostError):
         return True
     code = getattr(error, "sqlstate", None) or ""
@@ -112,8 +112,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_missing_mailbox(error: BaseException) -> bool:
-    """Whether a message was for a mailbox that is not there: the statement finds no queue for it
-    then, which the table refuses.
+    """Return whether a message was sent to a mailbox that does not exist. The insert then has a
+    null queue, which the table refuses.
     """
     diagnostics = getattr(error, "diag", None)
     missing = getattr(error, "sqlstate", None) == _NOT_NULL
@@ -126,19 +126,19 @@ def is_missing_mailbox(error: BaseException) -> bool:
 
 def missing_mailbox_error(store: str) -> StoreResetError:
     return StoreResetError(
-        f"{store} has lost this mailbox, it was restored or emptied meanwhile; nothing was "
+        f"{store} has lost this mailbox, because it was restored or emptied; nothing was "
         f"written, send again"
     )
 
 
 def first_line(error: BaseException) -> str:
-    """What the server said, on one line, without what follows for developers."""
+    """Return the first line of the server's message, masked, without the details for developers."""
     return mask_text(str(error).strip().partition("\n")[0])
 
 
 def translate_error(url: str, error: BaseException) -> BaseException:
-    """An error of the server as one of ours that says the cure; one about the SQL itself stays
-    what it is.
+    """Turn an error of the server into a store error that names the cure. An error in the SQL
+    itself is returned unchanged.
     """
     if isinstance(error, ConnectionLostError):
         return ConnectionLostError(
@@ -150,4 +150,4 @@ def translate_error(url: str, error: BaseException) -> BaseException:
     if spec is None:
         return error
     error_type, text = spec
-    return error_type(f"{mask_text(url)} {text} (it said: {first_line(error)})")
+    return error_type(f"{mask_text(url)} {text} (the server reported: {first_line(error)})")

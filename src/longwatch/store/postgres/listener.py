@@ -1,8 +1,8 @@
-"""NOTIFY, received on a connection of its own.
+"""Receives NOTIFY on a dedicated connection.
 
-A payload is `CLIENT/CHANNEL`, or a word between listeners (`presence`). The process has already
-woken its own subscriptions for its own payloads. Behind a pooler that shares connections no
-payload ever arrives: the wake interval is all there is.
+A payload is `CLIENT/CHANNEL`, or a control message between listeners (`presence`). Payloads of this
+process are skipped, because it has already woken its own subscriptions. Behind a pooler that shares
+connections no payload ever arrives. Then only the wake interval wakes receivers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from longwatch.store.postgres.presence import ListenerPresence
 from longwatch.store.postgres.transaction import NOTIFY_CHANNEL, NOTIFY_SQL
 
 SILENT_INTERVALS = 30
-"""Wake intervals without a notification, after which the server has to reply to a query: a
-connection that something between has forgotten stays open and silent.
+"""Wake intervals without a notification after which the server has to reply to a query. A
+connection that a firewall has forgotten stays open and silent.
 """
 _CONNECT_TIMEOUT = 10.0
 _ANSWER_TIMEOUT = 5.0
 
 
 class PostgresListener(NotificationListener):
-    """Receives NOTIFY and keeps the presence of this process known to the others."""
+    """Receives NOTIFY and announces this process to its peers."""
 
     thread_name = "longwatch-postgres-listener"
     connection_errors = (StoreError, psycopg.Error)
@@ -52,7 +52,7 @@ class PostgresListener(NotificationListener):
 
 
 class ListeningConnection:
-    """A connection that LISTENs, from its hello to its bye."""
+    """A connection that LISTENs, from its `hello` to its `bye`."""
 
     def __init__(
         self, connection: PostgresConnection, presence: ListenerPresence, client_id: str
@@ -64,7 +64,9 @@ class ListeningConnection:
         self._silent_intervals = 0
 
     def start(self) -> Iterable[ChannelsToWake]:
-        """Say hello and LISTEN. Every channel is woken: earlier notifications were missed."""
+        """Send `hello` and LISTEN. Wakes every channel, because earlier notifications were
+        missed.
+        """
         self._connection.send(NOTIFY_SQL, (self._presence.hello,))
         self._connection.send(f"LISTEN {NOTIFY_CHANNEL}".encode())
         self._connection.sync(_after(_CONNECT_TIMEOUT))
@@ -73,11 +75,11 @@ class ListeningConnection:
         yield self.receive()
 
     def subscribe(self, channels: set[str]) -> None:
-        """Every payload comes over the one channel of the server."""
+        """Does nothing: every payload comes over the server's one channel."""
 
     def receive(self) -> ChannelsToWake:
-        """Dispatch what has arrived, and what arrives while replies are sent: the socket is not
-        readable again for that.
+        """Dispatch the payloads that have arrived, and those that arrive while replies are sent.
+        The latter do not make the socket readable again.
         """
         self._silent_intervals = 0
         payloads = self._connection.notifications()
@@ -104,10 +106,10 @@ class ListeningConnection:
         self._connection.abandon()
 
     def _dispatch(self, payloads: Sequence[str]) -> set[str] | None:
-        """Reply to words between listeners; the channels to wake.
+        """Reply to control messages, and return the channels to wake.
 
-        Every channel is woken when a peer says that it notifies this process from now on: its
-        earlier commits were not notified.
+        Returns None, all channels, when a peer announces that it notifies this process from now on:
+        its earlier commits were not notified.
         """
         received = [self._presence.receive(payload) for payload in payloads]
         replies = dict.fromkeys(reply for reply, _ in received if reply)

@@ -1,9 +1,9 @@
 """Rate-limited NOTIFY: at most one per channel every 10 ms.
 
 NOTIFY takes a lock over the whole server when it commits, so a busy sender must not use it for
-every message. The first notification is sent right behind the commit, in a transaction of its own:
-that one waits for no disk, so other senders do not wait for the lock meanwhile. One that comes too
-soon is deferred, and a thread sends it later. Where no other process listens, none is sent
+every message. The first notification is sent right behind the commit, in its own transaction. That
+transaction does not wait for the disk, so it holds the lock only briefly. A notification that comes
+too soon is deferred, and a thread sends it later. While no other process listens, none is sent
 (`presence`).
 """
 
@@ -21,7 +21,7 @@ from longwatch.errors import StoreError
 from longwatch.host.background_thread import BackgroundThread
 
 MIN_INTERVAL = 0.01
-"""Seconds between two notifications of one channel; twice as many would be late for a sender of
+"""Seconds between two notifications of one channel. Twice as long would be too late for a sender of
 fifty messages a second.
 """
 _MAX_REMEMBERED = 1000
@@ -29,10 +29,8 @@ _CLOSE_TIMEOUT = 2.0
 
 
 class NotifyThrottle:
-    """Decides which channels are notified now. Calls `notify(channels)` in a thread for deferred
-    ones.
-
-    Every method may be called from any thread.
+    """Decides which channels are notified now. A thread calls `notify(channels)` for deferred ones.
+    Every method is thread-safe.
     """
 
     def __init__(
@@ -47,8 +45,8 @@ class NotifyThrottle:
         self._closed = False
 
     def take_due(self, channels: Collection[str]) -> list[str]:
-        """The channels to notify with the commit that is about to be made; the caller defers the
-        others once it is made.
+        """Return the channels to notify with the commit that is about to be made. The caller defers
+        the others after it.
         """
         if not channels:
             return []
@@ -63,7 +61,7 @@ class NotifyThrottle:
             return ready
 
     def defer(self, channels: Collection[str]) -> None:
-        """Notify these channels when they are due."""
+        """Notify these channels later, when they are due."""
         if not channels:
             return
         with self._changed:
@@ -71,7 +69,7 @@ class NotifyThrottle:
                 self._defer_one(channel)
 
     def close(self) -> None:
-        """Send what is deferred and end the thread; idempotent."""
+        """Send the deferred notifications and end the thread. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -80,7 +78,7 @@ class NotifyThrottle:
             thread.done.block(_CLOSE_TIMEOUT)
 
     def _defer_one(self, channel: str) -> None:
-        """If no thread can start, the notification is lost; listeners also poll."""
+        """If no thread can start, the notification is lost. Listeners also poll."""
         self._deferred[channel] = self._notified_at.get(channel, -inf) + self._min_interval
         self._changed.notify()
         if self._thread is None and not self._closed:
@@ -105,7 +103,9 @@ class NotifyThrottle:
                 self._notify(channels)
 
     def _next_channels(self) -> list[str]:
-        """The deferred channels, when one is due; empty when closed and all are sent."""
+        """Wait until a deferred channel is due, and return all deferred ones. Empty when closed and
+        all are sent.
+        """
         with self._changed:
             while not self._closed and (wait := self._seconds_until_due()) > 0:
                 self._changed.wait(None if wait == inf else wait)

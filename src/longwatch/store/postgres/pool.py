@@ -1,7 +1,7 @@
-"""The connections of one process: as many as are used at once, up to a bound.
+"""The connection pool of one process: as many connections as are used at once, up to a limit.
 
-psycopg_pool is not used: it connects from threads of its own at start, where this one connects when
-somebody needs it, in the time that call has, and can be left behind in a fork.
+psycopg_pool is not used. It connects from its own threads at start. This pool connects when a call
+needs it, within the time of that call, and a forked child can abandon it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POOL_SIZE = 8
 
 
 class _Checkout:
-    """A place among the connections, and the one that has it."""
+    """One place in the pool, and the connection that occupies it."""
 
     __slots__ = ("__weakref__", "connection")
 
@@ -28,7 +28,7 @@ class _Checkout:
 
 
 class ConnectionPool:
-    """Lends connections. Every method may be called from any thread."""
+    """Lends connections. Every method is thread-safe."""
 
     def __init__(
         self, connect: Callable[[Deadline], PostgresConnection], *, size: int = POOL_SIZE
@@ -38,21 +38,19 @@ class ConnectionPool:
         self._connections: WeakSet[PostgresConnection] = WeakSet()
         self._generations: WeakKeyDictionary[PostgresConnection, int] = WeakKeyDictionary()
         self._generation = 0
-        """Raised whenever one could not be used to the end: those that were made before are not
+        """Raised whenever a connection failed in use. Connections of an older generation are not
         used again.
         """
         self._free: list[PostgresConnection] = []
         self._checkouts: WeakSet[_Checkout] = (
             WeakSet()
-        )  # one that an interrupt tore out of our hands ends with whoever had it
+        )  # weak: a checkout that an interrupt skipped past ends with its caller's frame
         self._changed = threading.Condition()
         self._closed = False
 
     @contextmanager
     def connection(self, deadline: Deadline) -> Iterator[PostgresConnection]:
-        """A connection that nobody else uses meanwhile; the one that was used last, for it is
-        warm.
-        """
+        """Lend a connection for exclusive use. The most recently used one is lent first."""
         checkout = _Checkout()
         try:
             self._check_out(checkout, deadline)
@@ -66,7 +64,7 @@ class ConnectionPool:
             self._check_in(checkout)
 
     def close(self) -> None:
-        """Close those that are free; the others are closed when they come back. Idempotent."""
+        """Close the free connections. The others are closed when they are returned. Idempotent."""
         with self._changed:
             self._closed = True
             free, self._free = self._free, []
@@ -75,12 +73,12 @@ class ConnectionPool:
             self._discard(connection)
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """In a forked child: close the copies of all sockets without notifying the server."""
         for connection in self._connections:
             connection.abandon()
 
     def _check_out(self, checkout: _Checkout, deadline: Deadline) -> None:
-        """A place, with a free connection if there is one."""
+        """Take a place, with a free connection if there is one."""
         with self._changed:
             while not self._closed:
                 if len(self._checkouts) < self._size:
@@ -89,8 +87,8 @@ class ConnectionPool:
                     return
                 if not self._changed.wait(deadline.remaining()):
                     raise StoreBusyError(
-                        f"all {self._size} connections were in use all the time; nothing was "
-                        f"written, try again"
+                        f"all {self._size} connections were in use until the timeout; nothing "
+                        f"was written, try again"
                     )
         raise StoreClosedError("the store was closed; open it again")
 
@@ -103,8 +101,10 @@ class ConnectionPool:
         return None
 
     def _check_in(self, checkout: _Checkout) -> None:
-        """If one could not be used to the end, no other of its time is trusted: on a dead network
-        all look alive, and those to a server that was demoted stay read-only.
+        """Return a connection to the pool.
+
+        If it failed in use, all connections of its generation are discarded. On a dead network all
+        of them seem alive, and connections to a demoted server stay read-only.
         """
         dropped: list[PostgresConnection] = []
         connection = checkout.connection

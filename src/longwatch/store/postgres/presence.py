@@ -1,16 +1,18 @@
-"""Whether another process listens. A hint costs the server a transaction, and wakes everybody who
-listens, its sender too; where nobody else does, it is left out.
+"""Tracks which other processes listen, so that NOTIFY is skipped while there are none.
 
-Those who listen know of each other. One that begins says `hello`; whoever hears that knows of it
-from then on, tells it everything, and answers `here`. What was committed before that answer the
-beginner sees for himself: he looks once more when it comes. One that ends says `bye`. Whoever is
-heard, with whatever, is there; if he was not known, he is told `here` as well, for he may have been
-left out until now: his answer came late, or he had been given up.
+A NOTIFY costs the server a transaction and wakes every listener, including that of its sender.
 
-In doubt everything is told: by a process that does not listen itself, or not for long enough to
-have heard the answers, or that has lost its connection. When somebody was not heard for a while,
-everybody is asked with another `hello`, whose answers all of them hear; who has not answered after
-a while is given up, and nobody who was not asked.
+Listeners know of each other. A listener that starts sends `hello`. Every peer that receives it
+records the sender, notifies it from then on, and replies `here`. The new listener missed the
+commits before that reply, so it wakes every subscription when the reply arrives. A listener that
+stops sends `bye`. Any payload of a peer shows that it listens. If the peer was unknown, it gets
+`here` as well. It may have missed notifications, because its reply came late or because it had been
+dropped.
+
+In doubt a process notifies: while it does not listen itself, while it has not listened long enough
+to get the replies, and after it lost its connection. When a peer has been silent for a while, the
+listener sends another `hello`. All listeners receive the replies to it. A peer that does not reply
+in time is dropped. A peer that appeared after the `hello` is not.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from math import inf
 from longwatch.core.clock import Clock, SystemClock
 
 DISCOVERY_SECONDS = 1.0
-"""Seconds in which those who are there have answered a first `hello`."""
+"""Seconds within which peers have replied to a first `hello`."""
 PING_AFTER = 60.0
-"""Seconds without a word of somebody after which who is still there is asked."""
+"""Seconds of silence of a peer after which the listener sends `hello` again."""
 PING_TIMEOUT = 10.0
-"""Seconds that they are given to answer."""
+"""Seconds that peers have to reply."""
 MAX_PEERS = 1000
-"""Of others to know by name: what strangers say on the channel is to fill nothing up."""
+"""The most peers to remember, so that payloads of strangers cannot exhaust the memory."""
 
 _HINT = "hint"
 _VERBS = frozenset({_HINT, "hello", "here", "bye"})
@@ -35,7 +37,7 @@ _PEER_ID = re.compile(r"[0-9a-f]{12}")
 
 
 class ListenerPresence:
-    """What one process knows of the others. For the listener thread; any thread may call
+    """The peers that one process knows. For the listener thread; any thread may read
     `may_have_peers`.
     """
 
@@ -53,18 +55,18 @@ class ListenerPresence:
         return bool(self._last_seen) or self._clock.monotonic() < self._discovered_at
 
     def start(self) -> None:
-        """It listens, and has said hello."""
+        """Record that this process listens and has sent its `hello`."""
         self._discovered_at = self._clock.monotonic() + DISCOVERY_SECONDS
 
     def stop(self) -> None:
-        """It listens no more, and knows nothing."""
+        """Record that this process no longer listens, and forget all peers."""
         self._discovered_at = inf
         self._pinged_at = None
         self._last_seen.clear()
 
     def should_ping(self) -> bool:
-        """Whether to say hello again, because somebody was not heard for long. Who has not
-        answered the last one is given up.
+        """Return whether to send `hello` again because a peer has been silent for long. Drops peers
+        that did not reply to the last one.
         """
         now = self._clock.monotonic()
         if self._pinged_at is not None:
@@ -80,8 +82,10 @@ class ListenerPresence:
         return True
 
     def receive(self, payload: str) -> tuple[str | None, bool]:
-        """A word, or a hint, of anybody: what is to be answered, and whether somebody tells us
-        everything from now on.
+        """Handle one payload, a control message or a notification.
+
+        Returns the reply to send, if any, and whether a peer has just announced that it notifies
+        this process from now on.
         """
         head, is_hint, _ = payload.partition("/")
         verb, _, rest = (_HINT, "", head) if is_hint else head.rpartition(" ")
@@ -98,7 +102,9 @@ class ListenerPresence:
             self._last_seen.pop(peer, None)
             return None, False
         now = self._last_seen[peer] = self._clock.monotonic()
-        if verb == "hello" and self._pinged_at is None:  # all of them answer, and we hear that
+        if (
+            verb == "hello" and self._pinged_at is None
+        ):  # every peer replies, and this listener receives that
             self._pinged_at = now
         is_answered = verb == "hello" or not is_known
         return (

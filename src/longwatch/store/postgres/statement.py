@@ -1,9 +1,8 @@
-"""From `:named` SQL and Python values to what the server is sent: `$1`, types, bytes.
+"""Translates `:named` SQL and Python values into what the server expects: `$1`, types, bytes.
 
 A statement's text is translated once. `:lease_now` and `:wall_now` become the server's own clock,
-so no moment of a client's clock ever reaches it; a test's jump is added as one more parameter.
-Values go as binary, with a type that follows from Python's, so that one statement has few prepared
-forms.
+so no client sends a time. A test's clock jump is added as one more parameter. Values are sent as
+binary, with a type that follows from the Python type, so that a statement has few prepared forms.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, repeat
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - its own name says nothing
+from struct import error as StructError  # noqa: N812 - the name `error` is too general
 from typing import Any, NamedTuple
 
 from psycopg.abc import Transformer
@@ -24,8 +23,8 @@ from longwatch.store.database import ClockJump, Parameters
 
 SERVER_CLOCK = "extract(epoch from statement_timestamp())::float8"
 MAX_CHUNK_BYTES = 32 << 20
-"""Bytes of texts and bodies in one statement of `execute_many`: the server takes no array above
-1 GiB.
+"""Bytes of texts and bodies in one statement of `execute_many`. The server accepts no array above 1
+GiB.
 """
 MAX_CHUNK_ROWS = 20_000
 
@@ -37,12 +36,12 @@ _TOKEN = re.compile(
 _CLOCKS = {"lease_now": "lease", "wall_now": "wall"}
 
 Encoded = tuple[int, bytes | None, int]
-"""The number of the type, 0 if the server shall find out; the value; 1 if it is binary."""
+"""The oid of the type (0: the server infers it), the value, and 1 if it is binary."""
 
 
 class Statement(NamedTuple):
-    """The text for the server and the parameters it takes, in order; `jump.lease` and
-    `jump.wall` are the test's.
+    """The text for the server and the names of its parameters, in order. `jump.lease` and
+    `jump.wall` are a test's.
     """
 
     text: bytes
@@ -51,9 +50,7 @@ class Statement(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def translate(sql: str, *, jumped: bool) -> Statement:
-    """The statement that a text with `:names` stands for. Casts, strings, comments and quoted
-    names are left alone.
-    """
+    """Translate SQL with `:names`. Leaves casts, strings, comments and quoted names alone."""
     numbers: dict[str, int] = {}
 
     def placeholder(name: str) -> str:
@@ -76,7 +73,7 @@ def translate(sql: str, *, jumped: bool) -> Statement:
 
 
 def bind(sql: str, parameters: Parameters, jump: ClockJump) -> tuple[bytes, list[Any]]:
-    """The text and the values for its places."""
+    """Return the translated text and the values of its parameters."""
     jumped = bool(jump.lease or jump.wall)
     text, names = translate(sql, jumped=jumped)
     values = (
@@ -86,8 +83,8 @@ def bind(sql: str, parameters: Parameters, jump: ClockJump) -> tuple[bytes, list
 
 
 def column_arrays(rows: Sequence[Parameters]) -> Iterator[dict[str, object]]:
-    """Several sets of parameters as arrays, one for each name; in as many pieces as the server
-    can take.
+    """Yield several sets of parameters as arrays, one for each name, in chunks that the server
+    accepts.
     """
     for chunk in _chunks(rows):
         yield {name: [row[name] for row in chunk] for name in chunk[0]}
@@ -111,7 +108,7 @@ def _chunks(rows: Sequence[Parameters]) -> Iterator[list[Parameters]]:
 
 
 class _TypeCodec(NamedTuple):
-    """How one type of Python's is written: its number, that of its arrays, and its bytes."""
+    """How a Python type is encoded: its oid, the oid of its arrays, and its bytes."""
 
     oid: int
     array_oid: int
@@ -121,7 +118,7 @@ class _TypeCodec(NamedTuple):
 def _write_text(value: str) -> bytes:
     if "\0" in value:
         raise InvalidParameterError(
-            f"PostgreSQL keeps no zero bytes in text; leave them out of {value!r}"
+            f"PostgreSQL stores no zero bytes in text; remove them from {value!r}"
         )
     return value.encode()
 
@@ -140,7 +137,7 @@ _TYPE_CODECS: dict[type, _TypeCodec] = {
 
 
 def encode(value: Any, transformer: Transformer) -> Encoded:
-    """A value on its way to the server. What is not known here is left to psycopg."""
+    """Encode a value for the server. psycopg encodes the types that are unknown here."""
     if value is None:
         return 0, None, 0
     if type(value) is list:
@@ -148,11 +145,11 @@ def encode(value: Any, transformer: Transformer) -> Encoded:
     codec = _codec_for(value)
     try:
         if codec is _TEXT:
-            return 0, _write_text(value), 0  # the server may take it for a date or a uuid
+            return 0, _write_text(value), 0  # untyped: the server may need a date or a uuid
         if codec is not None:
             return codec.oid, codec.dump(value), 1
     except StructError:
-        pass  # a whole number that is too large for eight bytes
+        pass  # an integer that is too large for eight bytes
     return _encode_by_psycopg(value, transformer)
 
 
@@ -163,8 +160,8 @@ def _codec_for(value: Any) -> _TypeCodec | None:
 
 
 def _encode_array(values: list[Any], transformer: Transformer) -> Encoded:
-    """One dimension. Without a value that tells its type, the statement's own cast says what it
-    is an array of.
+    """Encode a one-dimensional array. Without a value that shows the type, the statement's cast
+    decides it.
     """
     present = [value for value in values if value is not None]
     if not present:
@@ -181,7 +178,7 @@ def _one_per_type(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def _common_codec(codecs: list[_TypeCodec | None]) -> _TypeCodec | None:
-    """The one kind of all; whole numbers among fractions are fractions."""
+    """Return the codec that fits all values, or None. Integers among floats become floats."""
     if set(codecs) == {_TYPE_CODECS[int], _TYPE_CODECS[float]}:
         return _TYPE_CODECS[float]
     return codecs[0] if len(codecs) == 1 else None

@@ -19,15 +19,15 @@ from longwatch.store.postgres.statement import bind, column_arrays
 
 NOTIFY_CHANNEL = "longwatch"
 NOTIFY_SQL = b"SELECT pg_notify('longwatch', $1)"
-"""One channel of the server for everybody; what it is about, and who says it, is in the payload."""
+"""All processes share one channel of the server. The payload names the sender and the channel."""
 
 BEGIN_READ_WRITE = (b"BEGIN ISOLATION LEVEL READ COMMITTED",)
 BEGIN_READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
 _HAS_WRITTEN = b"SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
 NO_PARAMETERS: Parameters = {}
 _REQUIRE_SQL = "SELECT ln(({})::int)"
-"""Zero has no logarithm: the statement fails, with an error that no other has, and what comes
-behind it is not done.
+"""ln(0) fails with an error that no other statement raises, and the server skips the statements
+after it.
 """
 
 RowsCallback = Callable[[list[Row]], None]
@@ -36,9 +36,9 @@ RowsCallback = Callable[[list[Row]], None]
 class PostgresTransaction:
     """A transaction on one connection. It begins with the first statement, in the same round trip.
 
-    Along with every statement the server is asked whether it has written, until it has. One that
-    has not need not be waited for. A statement that was posted leaves with the next one, or with
-    the commit.
+    Until the transaction has written, every round trip asks the server whether it has. The commit
+    of a transaction that only read is not waited for. A deferred statement is sent with the next
+    one, or with the commit.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class PostgresTransaction:
     def commit(
         self, marker_statement: BoundStatement, *, trailing: Sequence[BoundStatement] = ()
     ) -> None:
-        """Commit, leaving the testimony; the rest goes out behind it. After ConnectionLostError,
-        CallTimeoutError nobody knows.
+        """Commit together with the marker. The trailing statements are sent behind it. After
+        ConnectionLostError or CallTimeoutError the result is unknown.
         """
         connection = self._live_connection()
         if not self._has_begun:
@@ -120,12 +120,13 @@ class PostgresTransaction:
             raise
         except psycopg.errors.InFailedSqlTransaction:
             raise StoreError(
-                "nothing was written: a statement had failed, and its error was passed over"
+                "nothing was written: a statement failed and its error was ignored; let the "
+                "error propagate"
             ) from None
 
     def roll_back(self) -> None:
-        """Undo it, without waiting for that. A connection in the middle of something is given
-        up: the server undoes it then.
+        """Roll back without waiting. A connection with a statement in progress is closed, and the
+        server then rolls back.
         """
         connection = self._live_connection()
         if not self._has_begun or connection.closed_reason:
@@ -139,10 +140,10 @@ class PostgresTransaction:
         except (ConnectionLostError, CallTimeoutError):
             pass
         if not connection.is_idle:
-            connection.close("it was given up in the middle of a statement")
+            connection.close("it was abandoned during a statement")
 
     def end(self) -> None:
-        """From here on it refuses: the connection is somebody else's now."""
+        """Make every later call raise UsageError: another caller may use the connection now."""
         self._connection = None
 
     def _run(self, sql: str, parameters: Parameters) -> PGresult:
@@ -166,7 +167,9 @@ class PostgresTransaction:
         return results[: len(statements)]
 
     def _raise_precondition_failed(self) -> None:
-        """A logarithm of zero in the user's SQL is the user's."""
+        """Raise PreconditionFailedError if there are preconditions. Otherwise the logarithm is in
+        the user's SQL.
+        """
         if self._has_preconditions:
             raise PreconditionFailedError from None
 
@@ -178,7 +181,9 @@ class PostgresTransaction:
         self.has_written = self._has_unsent = True
 
     def _deliver_results(self, results: list[PGresult]) -> list[PGresult]:
-        """Give those who posted a question its answer; what was answered behind them."""
+        """Pass the results of deferred statements to their callbacks, and return the other
+        results.
+        """
         deferred, self._deferred = self._deferred, []
         for result, callback in zip(results, deferred, strict=False):
             if callback is not None:

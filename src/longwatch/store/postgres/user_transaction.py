@@ -1,7 +1,7 @@
-"""A transaction on a psycopg connection of the user's.
+"""A transaction on a user's psycopg connection.
 
-What is done in it commits with the user's own statements. A connection that leads to other tables
-than ours is refused: messages sent there would be lost.
+Sends and settles in it commit with the user's own statements. A connection that leads to other
+tables than the store's is refused: messages sent there would be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from longwatch.store.postgres.transaction import NO_PARAMETERS, NOTIFY_SQL, Rows
 
 
 class UserTransaction:
-    """The transaction that is open on a psycopg connection of the user's."""
+    """The transaction that is open on a user's psycopg connection."""
 
     def __init__(self, connection: psycopg.Connection[Any], jump: ClockJump) -> None:
         self._cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
@@ -62,11 +62,11 @@ class UserTransaction:
             raise PreconditionFailedError
 
     def notify(self, channel: str) -> None:
-        """NOTIFY in the user's transaction: the server sends it at the commit, once."""
+        """NOTIFY in the user's transaction. The server sends it once, at the commit."""
         self._cursor.execute(NOTIFY_SQL, (f"/{channel}",))
 
     def after_commit(self, callback: Callable[[], None]) -> None:
-        """Never called: this process does not learn of the user's commit."""
+        """Does nothing: this process does not learn of the user's commit."""
 
     def _run(self, sql: str, parameters: Parameters) -> None:
         text, values = bind(sql, parameters, self._jump)
@@ -79,21 +79,19 @@ class UserTransaction:
 
 
 def wrap_user_connection(connection: object, jump: ClockJump) -> UserTransaction:
-    """The transaction of a psycopg connection; raises UnsupportedError when there is none."""
+    """Return the transaction of a psycopg connection. Raises UnsupportedError if none is open."""
     if isinstance(connection, psycopg.AsyncConnection):
         raise UnsupportedError(
-            "tx= cannot be an AsyncConnection; give a psycopg.Connection, in a thread of its "
-            "own if need be"
+            "tx= cannot be an AsyncConnection; pass a psycopg.Connection, from another thread "
+            "if needed"
         )
     if not isinstance(connection, psycopg.Connection):
         raise UnsupportedError(
-            f"tx= must be a psycopg.Connection, or what transact() gives its function, not "
+            f"tx= must be a psycopg.Connection or the transaction of transact(), not "
             f"{type(connection).__name__}"
         )
     if connection.closed:
-        raise UnsupportedError(
-            "tx= is a connection that was closed; open it again and begin a transaction"
-        )
+        raise UnsupportedError("tx= is a closed connection; open it again and begin a transaction")
     if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
         raise UnsupportedError(
             "tx= is in autocommit and in no transaction; use it inside `with "
@@ -101,14 +99,14 @@ def wrap_user_connection(connection: object, jump: ClockJump) -> UserTransaction
         )
     if connection.info.pipeline_status != pq.PipelineStatus.OFF:
         raise UnsupportedError(
-            "tx= is a connection in pipeline mode, which answers too late; leave the pipeline first"
+            "tx= is in pipeline mode, which returns results too late; leave the pipeline first"
         )
     return UserTransaction(connection, jump)
 
 
 TableLocation = tuple[int, int, int | None]
-"""When the server was started, and the oids of the database and of the table of messages; None:
-there is no such table.
+"""The start time of the server, and the oids of the database and of the messages table. None: there
+is no such table.
 """
 
 _LOCATE = """
@@ -119,15 +117,15 @@ _LOCATE = """
 
 
 def locate_tables(transaction: Transaction) -> TableLocation:
-    """Where a transaction is. Names and addresses do not tell: two may lead to one server, and
-    one to two.
+    """Return where a transaction finds the tables. Addresses do not suffice: two may lead to one
+    server, and one to two.
     """
     [(started, database, table)] = transaction.rows(_LOCATE)
     return started, database, table
 
 
 class UserConnectionCheck:
-    """Checks that connections lead to our tables; each connection once."""
+    """Checks that users' connections lead to the store's tables. Checks each connection once."""
 
     def __init__(self, masked_url: str) -> None:
         self._masked_url = masked_url
@@ -140,7 +138,7 @@ class UserConnectionCheck:
         transaction: Transaction,
         locate: Callable[[], TableLocation],
     ) -> None:
-        """Raise UnsupportedError for a connection that leads elsewhere; `locate` asks over a
+        """Raise UnsupportedError for a connection that leads to other tables. `locate` queries a
         connection of the pool.
         """
         if connection in self._checked:
@@ -163,5 +161,5 @@ class UserConnectionCheck:
         return (
             f"tx= is a connection to another database than {self._masked_url}; connect to "
             f"that one, or "
-            f"open the mailbox in theirs"
+            f"open the mailbox in the database of tx="
         )
