@@ -285,7 +285,7 @@ class TestTheThread:
             patch.setattr(BackgroundThread, "start", refuse)
             with pytest.raises(
                 StoreBusyError,
-                match=r"^no thread to write with \(can't start new thread\); nothing was written",
+                match=r"^the writer thread cannot start \(can't start new thread\); nothing was",
             ):
                 group.submit(lambda _: None)
         assert 1 == group.submit(lambda _: 1).result(TIMEOUT)

@@ -277,7 +277,7 @@ class TestATimeout:
         with pytest.raises(StoreError) as caught:
             database.write(lambda tx: (insert("slow")(tx), go.wait(TIMEOUT)), timeout=0.05)
         go.set()
-        assert "no answer from the store within 0.05 s; whether it was written is unknown" == str(
+        assert "no reply from the store within 0.05 s; whether it was written is unknown" == str(
             caught.value
         )
         database.write(insert("after"))

@@ -100,7 +100,7 @@ class TestAPlaceThatCannotBe:
     ) -> None:
         mailbox = opened(tmp_path / "nowhere" / "some.db")
         expected = (
-            f"{tmp_path}/nowhere/some.db cannot be opened, its directory does not exist; make "
+            f"{tmp_path}/nowhere/some.db cannot be opened, its directory does not exist; create "
             f"{tmp_path}/nowhere"
         )
         assert expected == error_text(StoreLocationError, lambda: call(mailbox))
@@ -112,7 +112,9 @@ class TestAPlaceThatCannotBe:
     ) -> None:
         path.touch()
         text = error_text(StoreLocationError, lambda: opened(path / "some.db").send("x"))
-        assert f"{path}/some.db cannot be opened, its directory does not exist; make {path}" == text
+        assert (
+            f"{path}/some.db cannot be opened, its directory does not exist; create {path}" == text
+        )
 
     @every_call
     def test_a_directory_in_place_of_the_file(
@@ -215,7 +217,8 @@ class TestAFileThatIsNoStore:
         data = bytearray(path.read_bytes())
         data[4096:] = b"\xff" * (len(data) - 4096)
         path.write_bytes(data)
-        expected = f"{path} is damaged; restore it from a backup, or move it aside to start afresh"
+        cure = "restore it from a backup, or move it aside to start with a new file"
+        expected = f"{path} is damaged; {cure}"
         mailbox = opened(path)
         assert [expected] * 2 == [
             error_text(StoreCorruptError, lambda: CALLS[act](mailbox)) for _ in range(2)
@@ -266,8 +269,8 @@ class TestAFileThatAnotherProgramHasLocked:
         with run_snippet(LOCKER.format(path=str(path))) as child:
             assert "locked" == child.read_line()
             expected = (
-                f"{path} is locked by another program; nothing was written, end that one, or try "
-                f"again"
+                f"{path} is locked by another program; nothing was written, end that program, or "
+                f"try again"
             )
             acts = (
                 lambda: mailbox.send("during"),
@@ -290,8 +293,8 @@ class TestAFileThatAnotherProgramHasLocked:
             assert "locked" == child.read_line()
             mailbox = opened(path, busy_timeout=0.05)
             expected = (
-                f"{path} is locked by another program; nothing was written, end that one, or try "
-                f"again"
+                f"{path} is locked by another program; nothing was written, end that program, or "
+                f"try again"
             )
             assert [expected] * 2 == [
                 error_text(StoreBusyError, lambda: mailbox.send("x")) for _ in range(2)
@@ -376,8 +379,8 @@ class TestAFileThatMayNotBeWritten:
         folder.chmod(0o555)
         path = folder / "some.db"
         expected = (
-            f"StoreReadOnlyError {path} cannot be made (Permission denied); give this user write "
-            f"permission to its directory"
+            f"StoreReadOnlyError {path} cannot be created (Permission denied); give this user "
+            f"write permission to its directory"
         )
         assert [expected] * 3 == self.answers(path)
 

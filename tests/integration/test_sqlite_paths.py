@@ -55,7 +55,7 @@ def path_of(length: int, folder: Path) -> Path:
 
 BAD_PATHS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "loop": (loop, "cannot be opened (Too many levels of symbolic links); name another file"),
-    "dangling": (dangling, "cannot be opened (it links to what does not exist); name another file"),
+    "dangling": (dangling, "cannot be opened (it is a link to a missing file); name another file"),
     "long name": (
         lambda folder: folder / ("x" * 300),
         "cannot be opened (File name too long); name another file",
@@ -63,15 +63,14 @@ BAD_PATHS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "long path": (
         lambda folder: path_of(MAX_PATH_BYTES + 1, folder),
         (
-            f"cannot be opened, its path has {MAX_PATH_BYTES + 1} bytes; use one of "
-            f"{MAX_PATH_BYTES} "
-            f"at the most"
+            f"cannot be opened, its path has {MAX_PATH_BYTES + 1} bytes; use a path of at most "
+            f"{MAX_PATH_BYTES}"
         ),
     ),
-    "fifo": (fifo, "cannot be opened, it is no regular file; name another"),
+    "fifo": (fifo, "cannot be opened, it is not a regular file; name another"),
     "device": (
         lambda _: Path("/dev/null"),
-        "cannot be opened, it is no regular file; name another",
+        "cannot be opened, it is not a regular file; name another",
     ),
     "directory": (lambda folder: folder, "cannot be opened, it is a directory; name a file in it"),
 }
@@ -242,7 +241,7 @@ def test_work_that_would_run_after_the_commit_is_refused_and_nothing_is_written(
     tmp_path: Path, work: Callable[..., Any]
 ) -> None:
     with SqliteDatabase(tmp_path / "some.db") as database:
-        with pytest.raises(UsageError, match="transact\\(\\) takes a plain function"):
+        with pytest.raises(UsageError, match="transact\\(\\) expects a plain function"):
             database.transact(work)
         assert [(0,)] == database.read(
             lambda tx: tx.rows("SELECT count(*) FROM longwatch_mailboxes")

@@ -418,7 +418,7 @@ def test_a_listener_without_a_thread_is_a_clear_error(
     monkeypatch.setattr("longwatch.host.background_thread.BackgroundThread.start", refuse)
     refused = pytest.raises(
         StoreUnreachableError,
-        match=r"^no thread to listen with \(can't start new thread\); try again$",
+        match=r"^the listener thread cannot start \(can't start new thread\); try again$",
     )
     with no_leaks(), refused:
         hints.listen("letters", Wakeup())

@@ -58,7 +58,9 @@ class NotifyConnection(Protocol):
         """The descriptor that becomes readable when a notification arrives."""
 
     def start(self) -> Iterable[ChannelsToWake]:
-        """Begin to receive; what to wake for notifications that were missed or came meanwhile."""
+        """Begin to receive. Yields the channels to wake for notifications that were missed or came
+        meanwhile.
+        """
 
     def subscribe(self, channels: set[str]) -> None:
         """Receive these channels and no others; nothing to do where all are received."""
@@ -72,13 +74,12 @@ class NotifyConnection(Protocol):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a forked child: close the copy of the descriptor, without a word to the server."""
+        """In a forked child: close the copy of the descriptor without notifying the server."""
 
 
 class NotificationListener(ABC):
-    """Receives notifications in one thread for all subscriptions of a process.
-
-    Every method may be called from any thread. A subclass says how to connect.
+    """Receives notifications in one thread for all subscriptions of a process. Every method is
+    thread-safe. A subclass implements `connect`.
     """
 
     thread_name: ClassVar[str]
@@ -152,7 +153,9 @@ class NotificationListener(ABC):
             pipe.close()
             if connection is not None:
                 connection.close()
-            raise StoreUnreachableError(f"no thread to listen with ({error}); try again") from error
+            raise StoreUnreachableError(
+                f"the listener thread cannot start ({error}); try again"
+            ) from error
         self._pipe, self._thread = pipe, thread
         return pipe
 
@@ -241,7 +244,7 @@ class WakePipe:
             os.read(self.fileno, 4096)
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is woken, or so long."""
+        """Wait until the pipe is woken or the time is over."""
         poll = select.poll()
         poll.register(self.fileno, select.POLLIN)
         poll.poll(seconds * 1000)
@@ -275,7 +278,7 @@ class Subscriptions:
         self._lock = threading.Lock()
 
     def add(self, channels: Iterable[str], wakeup: Wakeup) -> bool:
-        """Subscribe a wakeup; whether a channel is new."""
+        """Subscribe a wakeup. Returns whether a channel is new."""
         with self._lock:
             count = len(self._by_channel)
             for channel in channels:

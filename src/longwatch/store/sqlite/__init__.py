@@ -1,1 +1,1 @@
-"""SQLite behind the store: one file, one writer thread, group commit."""
+"""The SQLite database behind the store: one file, one writer thread, group commit."""

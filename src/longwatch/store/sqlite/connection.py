@@ -30,10 +30,9 @@ _TRANSACTION_CONTROL = re.compile(
 
 
 class SqliteTransaction:
-    """A transaction on one connection. Its clocks stand still: they tell when they were first
-    asked.
+    """A transaction on one connection. Its clocks are read once, at the first statement.
 
-    Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep.
+    Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops during suspend.
     """
 
     __slots__ = ("_clocks", "_connection", "_jump", "callbacks", "channels", "store_identity")
@@ -100,27 +99,27 @@ class SqliteTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether the store still has it open; SQL can end it."""
+        """Whether the transaction is still open. SQL can end it."""
         return self._connection.in_transaction
 
     def end(self) -> None:
-        """From here on it refuses: the connection is somebody else's now."""
+        """Make every later call raise UsageError: another caller may use the connection now."""
         self._connection = _ENDED_CONNECTION
 
 
 @lru_cache(maxsize=512)
 def _refuse_control(sql: str) -> str:
-    """Others share the transaction: who ended it would end theirs."""
+    """Raise UsageError for SQL that would end the transaction, which other callers share."""
     if _TRANSACTION_CONTROL.match(sql):
         raise UsageError(
-            f"{sql.split(maxsplit=1)[0].upper()} is the store's to say; return to commit, "
+            f"{sql.split(maxsplit=1)[0].upper()} is not allowed here; return to commit, "
             f"raise to roll back"
         )
     return sql
 
 
 class _EndedConnection:
-    """Stands where the connection was."""
+    """Replaces the connection of a transaction that has ended, and raises UsageError."""
 
     def execute(self, *_: object) -> NoReturn:
         raise UsageError(
@@ -134,8 +133,8 @@ _ENDED_CONNECTION: Any = _EndedConnection()
 
 
 class SqliteConnection:
-    """A connection that one thread uses at a time; `use_lock` is held meanwhile, so that a fork
-    can wait until it is not.
+    """A connection that one thread uses at a time. `use_lock` is held meanwhile, so that a fork can
+    wait for it.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class SqliteConnection:
 
     @contextmanager
     def transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        """Commits at the end; after an error nothing of it has happened."""
+        """Run a transaction. Commits at the end, and rolls back after an error."""
         with fork_guarded(self.use_lock):
             self.raw.execute(begin)
             try:
@@ -176,8 +175,8 @@ class SqliteConnection:
             self.raw.execute("PRAGMA query_only = ON")
 
     def _enable_wal(self, deadline: Deadline) -> None:
-        """Changing the journal does not wait for a process that opens the same new file. Between
-        attempts wait for its write lock instead.
+        """Set the journal mode. SQLite does not wait for another process that opens the same new
+        file, so wait for its write lock between attempts.
         """
         retry(
             lambda: self.raw.execute("PRAGMA journal_mode = WAL"),
@@ -194,7 +193,7 @@ class SqliteConnection:
             pass
 
     def _roll_back(self) -> None:
-        """The error that led here is the one to tell, not one that comes of it."""
+        """Roll back. Errors are suppressed, so that the error that led here is raised."""
         if self.raw.in_transaction:
             with suppress(sqlite3.Error):
                 self.raw.execute("ROLLBACK")

@@ -1,8 +1,8 @@
-"""The SQLite engine: one file, WAL, one writer thread with group commit, readers beside it.
+"""A SQLite database: one file, WAL, one writer thread with group commit, and concurrent readers.
 
-The file is made for its owner alone before SQLite opens it. A network file system is refused:
-SQLite's locks do not hold there. Leases are counted on a clock that starts anew at every boot, so
-they carry the boot they belong to.
+The file is created for its owner only, before SQLite opens it. A network file system is refused,
+because SQLite's locks do not hold there. Leases are counted on a clock that restarts at every boot,
+so each lease names its boot.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from longwatch.store.sqlite.handle import SqliteHandle, file_identity, schema_ve
 T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
-"""How long SQLite waits for a lock that another program holds, in seconds."""
+"""Seconds that SQLite waits for a lock that another program holds."""
 
 
 class SqliteDatabase(Database):
-    """A database in one file, opened by the first call that needs it; an error of opening comes
-    there, the next call tries again.
+    """A database in one file. The first call opens it; if that fails, it raises, and the next call
+    tries again.
 
-    `synchronous` is FULL: what `write` has returned survives a power cut. Closed by `close`, when
-    nobody knows it any more, and when the interpreter exits; a forked child opens it anew.
+    `synchronous` is FULL: a write that has returned survives a power cut. The database is closed by
+    `close`, when it is garbage collected, and when the interpreter exits. A forked child opens it
+    again.
     """
 
     dialect = "sqlite"
@@ -78,9 +79,9 @@ class SqliteDatabase(Database):
     def write_inline(self, work: Callable[[Any], T]) -> T:
         return _wait_for_result(self._open().writer.submit(work, inline=True), CALL_TIMEOUT)
 
-    def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:  # noqa: ARG002 - readers wait for nobody
-        """But for one that recovers the file after a crash: SQLite gives that up after some
-        seconds, and we once more.
+    def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:  # noqa: ARG002 - readers wait for no other call
+        """Run work that only reads. If another process recovers the file after a crash, SQLite
+        gives up after some seconds; the read is then tried once more.
         """
         try:
             return self._open().read(work)
@@ -88,24 +89,25 @@ class SqliteDatabase(Database):
             return self._open().read(work)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
-        """Whether the file is still there is seen by who looks into it."""
+        """Listen without checking that the file still exists. The next read or write checks
+        that.
+        """
         return (self._handle or self._open_handle()).notifier.listen(channels, wakeup)
 
     def join(self, tx: Any) -> SqliteTransaction:
         if not isinstance(tx, SqliteTransaction):
             raise UnsupportedError(
-                f"tx= takes the transaction that {self.url} gave to transact(), not "
-                f"{type(tx).__name__}"
+                f"tx= must be a transaction of transact() on {self.url}, not {type(tx).__name__}"
             )
         if tx.store_identity != self.identity:
             raise UnsupportedError(
                 f"tx= is a transaction of another store than {self.url}; open the mailbox in "
-                f"that store"
+                f"the store of tx="
             )
         return tx
 
     def schema_version(self) -> int | None:
-        """Looked up without opening it for work, which would make or migrate it."""
+        """Return the version without opening the store, which would create or migrate it."""
         if not self.path.exists():
             return None
         with (
@@ -129,7 +131,7 @@ class SqliteDatabase(Database):
             self._discard(handle)
             raise StoreUnreachableError(
                 f"{self.path} was removed or replaced; nothing was done, the next call opens "
-                f"what is there"
+                f"the new file"
             )
         return handle
 
@@ -177,16 +179,18 @@ class SqliteDatabase(Database):
 
 
 def _wait_for_result(future: Future[T], timeout: float) -> T:
-    """What became of a job: its result, its error, or that it was not begun, or is not known."""
+    """Wait for a job. Raises its error, StoreBusyError if it did not begin in time, or StoreError
+    if its result is unknown.
+    """
     try:
         return future.result(timeout)
-    except FutureTimeoutError:  # ours, or the job's own
+    except FutureTimeoutError:  # of this wait, or raised by the job
         if future.cancel():
             raise StoreBusyError(
                 f"the store was busy for {timeout:g} s; nothing was written, try again"
             ) from None
         if not future.done():
             raise StoreError(
-                f"no answer from the store within {timeout:g} s; whether it was written is unknown"
+                f"no reply from the store within {timeout:g} s; whether it was written is unknown"
             ) from None
     return future.result()

@@ -1,4 +1,4 @@
-"""What SQLite's errors mean to somebody who has to do something about them."""
+"""Translates SQLite's errors into store errors that name the cure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _READ_ONLY: StoreErrorSpec = (StoreReadOnlyError, READ_ONLY_TEXT)
 _SPECS: dict[int, StoreErrorSpec] = {
     sqlite3.SQLITE_BUSY: (
         StoreBusyError,
-        "is locked by another program; nothing was written, end that one, or try again",
+        "is locked by another program; nothing was written, end that program, or try again",
     ),
     sqlite3.SQLITE_LOCKED: (
         StoreBusyError,
@@ -43,7 +43,7 @@ _SPECS: dict[int, StoreErrorSpec] = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_CORRUPT: (
         StoreCorruptError,
-        "is damaged; restore it from a backup, or move it aside to start afresh",
+        "is damaged; restore it from a backup, or move it aside to start with a new file",
     ),
     sqlite3.SQLITE_NOTADB: (
         StoreCorruptError,
@@ -51,25 +51,25 @@ _SPECS: dict[int, StoreErrorSpec] = {
     ),
     sqlite3.SQLITE_CANTOPEN: (
         StoreUnreachableError,
-        "cannot be opened; check that its directory exists and may be written to",
+        "cannot be opened; check that its directory exists and is writable",
     ),
     sqlite3.SQLITE_IOERR: (
         StoreUnreachableError,
         (
-            "could not be read or written (I/O error), whether the last write is there is "
+            "could not be read or written (I/O error), and the result of the last write is "
             "unknown; check the disk"
         ),
     ),
     sqlite3.SQLITE_PERM: (
         StoreReadOnlyError,
-        "may not be used by this user; check its permissions",
+        "denies this user access; check its permissions",
     ),
 }
 
 
 def store_error_spec(error: BaseException) -> StoreErrorSpec | None:
-    """What an error says about the store as a whole; None for one that is about the SQL itself,
-    or not the engine's.
+    """Return the error type and text for an error that concerns the whole store. None for an error
+    in the SQL, or an error that is not SQLite's.
     """
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
@@ -79,8 +79,8 @@ def store_error_spec(error: BaseException) -> StoreErrorSpec | None:
 
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the engine into one of ours that says the cure; an error in the SQL
-    itself stays what it is.
+    """Turn an error of SQLite into a store error that names the cure. An error in the SQL itself is
+    raised unchanged.
     """
     try:
         yield
@@ -93,8 +93,8 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 def _may_not_write(path: Path, error: sqlite3.Error) -> bool:
-    """Whether that is why a file cannot be opened: of the files beside it that it cannot make,
-    SQLite says no more.
+    """Return whether missing permission is why a file cannot be opened. SQLite gives no reason when
+    it cannot create its other files.
     """
     could_not_open = error.sqlite_errorcode & _PRIMARY == sqlite3.SQLITE_CANTOPEN
     return (

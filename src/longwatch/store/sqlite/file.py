@@ -1,4 +1,4 @@
-"""The file a SQLite database lives in, looked at before SQLite opens it."""
+"""Checks and creates the file of a SQLite database before SQLite opens it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NETWORK_FILE_SYSTEMS = (
 )  # fmt: skip
 READ_ONLY_TEXT = "is read-only; give this user write permission to the file and its directory"
 MAX_PATH_BYTES = 504
-"""Bytes of a path that SQLite opens; it appends to it, and its own limit is 512."""
+"""The longest path, in bytes, that SQLite opens. Its own limit is 512, and it appends suffixes."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def prepare_file(path: Path, *, mountinfo: Path = MOUNTINFO) -> None:
-    """Make the file for its owner alone if it is not there; refuse a place where SQLite cannot
-    keep its promises.
+    """Create the file, readable by its owner only, if it does not exist. Raises a StoreError for a
+    place where SQLite's guarantees do not hold.
     """
     require_usable_path(path)
     if kind := network_file_system(path, mountinfo=mountinfo):
@@ -38,7 +38,7 @@ def prepare_file(path: Path, *, mountinfo: Path = MOUNTINFO) -> None:
             _create(path)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreLocationError(
-            f"{path} cannot be opened, its directory does not exist; make {path.parent}"
+            f"{path} cannot be opened, its directory does not exist; create {path.parent}"
         ) from None
     except OSError as error:
         raise _create_error(path, error) from None
@@ -47,8 +47,8 @@ def prepare_file(path: Path, *, mountinfo: Path = MOUNTINFO) -> None:
 
 
 def require_usable_path(path: Path) -> None:
-    """Refuse what can be no database, whatever is done about it; that nothing is there yet is
-    all right. Opens nothing.
+    """Raise a StoreError for a path that cannot be a database. A missing file is fine. Opens
+    nothing.
     """
     try:
         mode = _file_mode(path)
@@ -58,26 +58,26 @@ def require_usable_path(path: Path) -> None:
         cure = (
             "is a directory; name a file in it"
             if stat.S_ISDIR(mode)
-            else "is no regular file; name another"
+            else "is not a regular file; name another"
         )
         raise StoreLocationError(f"{path} cannot be opened, it {cure}")
     if (length := len(os.fsencode(os.path.realpath(path)))) > MAX_PATH_BYTES:
         raise StoreLocationError(
-            f"{path} cannot be opened, its path has {length} bytes; use one of {MAX_PATH_BYTES} "
-            f"at the most"
+            f"{path} cannot be opened, its path has {length} bytes; use a path of at most "
+            f"{MAX_PATH_BYTES}"
         )
 
 
 def is_writable(path: Path) -> bool:
-    """Whether this user may write the file that is there, and the file system it is on lets
-    anybody.
+    """Return whether this user may write the existing file, and its file system is not
+    read-only.
     """
     return os.access(path, os.R_OK | os.W_OK)
 
 
 def network_file_system(path: Path, *, mountinfo: Path = MOUNTINFO) -> str | None:
-    """The kind of network file system the path is on; None for a local one, or where the system
-    does not tell.
+    """Return the kind of network file system that holds the path. None for a local one, or if that
+    is unknown.
     """
     try:
         lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -96,8 +96,8 @@ def network_file_system(path: Path, *, mountinfo: Path = MOUNTINFO) -> str | Non
 
 
 def _create(path: Path) -> None:
-    """Never opens a file that may be in use: closing it again would drop every lock that this
-    process holds on it.
+    """Create the file without opening an existing one. Closing that again would drop every lock
+    that this process holds on it.
     """
     if sys.platform == "linux":
         os.mknod(path, 0o600)
@@ -106,12 +106,12 @@ def _create(path: Path) -> None:
 
 
 def _file_mode(path: Path) -> int | None:
-    """The mode of what is there, which tells what it is; None if nothing is."""
+    """Return the mode of the file, which shows its kind, or None if there is no file."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
-            raise FileNotFoundError(errno.ENOENT, "it links to what does not exist") from None
+            raise FileNotFoundError(errno.ENOENT, "it is a link to a missing file") from None
         return None
 
 
@@ -126,8 +126,8 @@ def _unusable_error(path: Path, error: OSError | ValueError) -> StoreError:
 
 def _create_error(path: Path, error: OSError) -> StoreError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StoreFullError(f"{path} cannot be made: the disk is full; free some space")
+        return StoreFullError(f"{path} cannot be created: the disk is full; free some space")
     return StoreReadOnlyError(
-        f"{path} cannot be made ({error.strerror}); give this user write permission to its "
+        f"{path} cannot be created ({error.strerror}); give this user write permission to its "
         f"directory"
     )

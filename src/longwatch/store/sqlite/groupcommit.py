@@ -1,11 +1,10 @@
 """Group commit: one thread writes for all callers, and all waiting jobs share one transaction and
 one fsync.
 
-Each job runs in a savepoint of its own, so a job that fails does not undo the others. If the
-transaction itself fails (disk full, I/O error), nothing happened and every job in it gets the
-error.
+Each job runs in its own savepoint, so a job that fails does not undo the others. If the transaction
+itself fails (disk full, I/O error), it is rolled back and every job in it gets the error.
 
-Where no other caller writes, a thread that has no time limit writes its job itself, under the same
+While no other caller writes, a thread without a time limit writes its job itself, under the same
 write lock.
 """
 
@@ -31,19 +30,19 @@ from longwatch.store.sqlite.errors import store_error_spec
 T = TypeVar("T")
 Job = tuple[Callable[[Any], Any], "Future[Any]"]
 MAX_BATCH_JOBS = 512
-"""Jobs in one transaction: enough to share an fsync, few enough that nobody waits long."""
+"""Jobs in one transaction: enough to share an fsync, few enough that no caller waits long."""
 
 
 _INLINE_AFTER = 8
-"""Commits in a row that nobody wanted to share, after which a thread may write for itself."""
+"""Commits of a single job in a row after which a calling thread may write its own job."""
 
 
 class GroupCommit:
-    """A queue of jobs and the thread that commits them.
+    """A queue of jobs and the thread that commits them. Thread-safe.
 
-    `commit(jobs)` runs a batch: it settles every job's future, whatever happens. The thread starts
-    with the first job, and nothing that `commit` raises ends it. `on_close` is called once, after
-    the last job.
+    `commit(jobs)` runs a batch and resolves every job's future, also after an error. The thread
+    starts with the first job, and an error of `commit` does not end it. `on_close` is called once,
+    after the last job.
     """
 
     def __init__(
@@ -65,8 +64,8 @@ class GroupCommit:
         self._solo_commits = 0
 
     def submit(self, work: Callable[[Any], T], *, inline: bool = False) -> Future[T]:
-        """Queue a job; its future is settled when it is on disk, or is not. `inline`: the
-        calling thread may write it, if no other thread is writing.
+        """Queue a job. Its future is resolved when the job is on disk, or has failed. `inline`: the
+        calling thread may write it if no other thread is writing.
         """
         future: Future[T] = Future()
         with self._changed:
@@ -96,12 +95,12 @@ class GroupCommit:
                 self._write([job])
         finally:
             self._write_lock.release()
-            if self._jobs:  # somebody came meanwhile: it is better to share commits again
+            if self._jobs:  # other jobs came meanwhile: share commits again
                 self._solo_commits = 0
 
     def _write(self, jobs: list[Job]) -> None:
-        """Run a batch under the write lock. Raises nothing, because the thread serves all callers;
-        the error goes to the futures and to `threading.excepthook`.
+        """Run a batch under the write lock. Raises nothing, because the thread serves all callers.
+        The futures and `threading.excepthook` get the error.
         """
         self._writing_thread = threading.get_ident()
         try:
@@ -117,8 +116,8 @@ class GroupCommit:
             self._writing_thread = 0
 
     def close(self, *, timeout: float = CALL_TIMEOUT) -> None:
-        """Take no more jobs, finish those that wait, end the thread; one that does not end in
-        time is left to it.
+        """Refuse new jobs, finish the queued ones and end the thread. Returns after the timeout
+        even if a job still runs.
         """
         with self._changed:
             first, self._closed = not self._closed, True
@@ -136,7 +135,7 @@ class GroupCommit:
             thread.start()
         except RuntimeError as error:
             raise StoreBusyError(
-                f"no thread to write with ({error}); nothing was written, try again"
+                f"the writer thread cannot start ({error}); nothing was written, try again"
             ) from error
         return thread
 
@@ -149,8 +148,8 @@ class GroupCommit:
                 self._on_close()
 
     def _run_batch(self) -> bool:
-        """One batch; False when there will be no more. Keeps nothing of it while it waits for
-        the next.
+        """Run one batch. Returns False when there will be no more. A separate function, so that no
+        job is referenced while the thread waits.
         """
         jobs = self._next_batch()
         if jobs:
@@ -158,14 +157,14 @@ class GroupCommit:
                 self._write(jobs)
         self._solo_commits = 0 if len(jobs) > 1 else self._solo_commits + 1
         if len(jobs) > 1:
-            # let those who were just told queue their next: it nearly halves the commits of eight
-            # busy threads
+            # let the callers that just got their results queue their next jobs: it nearly halves
+            # the commits of eight busy threads
             time.sleep(0)
         return bool(jobs)
 
     def _next_batch(self) -> list[Job]:
-        """Everything that waits, up to the most; empty when closed and done. A job whose caller
-        has given up is left out.
+        """Wait for jobs and return them, up to the maximum. Empty when closed and done. Leaves out
+        jobs whose caller has given up.
         """
         with self._changed:
             while True:
@@ -184,7 +183,7 @@ WrapTransaction = Callable[[sqlite3.Connection], SqliteTransaction]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """How a job went, and what is to be done about it once it is committed."""
+    """The result or error of a job, and its notifications and callbacks for after the commit."""
 
     result: Any = None
     error: BaseException | None = None
@@ -199,7 +198,9 @@ class JobResult:
 
 
 class _TransactionEndedError(Exception):
-    """A job ended the transaction that it shared with others, which were undone with it."""
+    """A job ended the transaction that it shared with other jobs, which were rolled back with
+    it.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -209,8 +210,8 @@ class _TransactionEndedError(Exception):
 def run_batch(
     jobs: Sequence[Job], begin: BeginTransaction, wrap: WrapTransaction
 ) -> list[JobResult]:
-    """Run and commit them; for each its result or what went wrong. Whatever that was, of the job
-    itself nothing happened then.
+    """Run and commit the jobs. Returns for each its result or its error. Nothing of a job with an
+    error was written.
     """
     try:
         return _commit_batch(jobs, begin, wrap)
@@ -219,7 +220,7 @@ def run_batch(
         results = run_batch(others, begin, wrap) if others else []
         results.insert(ended.index, JobResult(error=ended.__cause__))
         return results
-    except BaseException as error:  # noqa: BLE001 - nothing happened, and everybody is told
+    except BaseException as error:  # noqa: BLE001 - nothing was written, and every caller gets the error
         return [JobResult(error=error)] * len(jobs)
 
 
@@ -238,8 +239,8 @@ def _commit_batch(
 def _run_in_savepoint(
     raw: sqlite3.Connection, work: Callable[[Any], Any], wrap: WrapTransaction, *, index: int | None
 ) -> JobResult:
-    """One job, in a savepoint unless it is alone (without an index); a failure that is the
-    store's, not the job's, comes out.
+    """Run one job, in a savepoint unless it is the only one (`index` None). Raises errors of the
+    store; errors of the job become its result.
     """
     if index is None:
         return _run_job(wrap(raw), work)
@@ -262,8 +263,8 @@ def _run_job(transaction: SqliteTransaction, work: Callable[[Any], Any]) -> JobR
         result = work(transaction)
         if not transaction.is_open:
             raise UsageError(
-                "the work ended its own transaction; leave COMMIT and ROLLBACK to the store, "
-                "raise to roll back"
+                "the work ended its own transaction; return to commit, raise to roll back, and "
+                "run no COMMIT or ROLLBACK"
             )
         return JobResult(
             result=result, channels=transaction.channels, callbacks=transaction.callbacks

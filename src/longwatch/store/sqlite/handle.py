@@ -1,4 +1,4 @@
-"""What one process has open of a SQLite file: a writer with its thread, a pool of readers, and the
+"""The connections of one process to a SQLite file: a writer with its thread, a pool of readers, and
 notifications to other processes.
 """
 
@@ -25,9 +25,7 @@ from longwatch.store.sqlite.groupcommit import GroupCommit, Job, JobResult, run_
 
 
 class ReaderPool:
-    """Lends connections for reading, as many as are used at once. Every method may be called from
-    any thread.
-    """
+    """Lends connections for reading, as many as are used at once. Every method is thread-safe."""
 
     def __init__(self, connect: Callable[[], SqliteConnection]) -> None:
         self.lock = threading.Lock()
@@ -38,7 +36,7 @@ class ReaderPool:
 
     @contextmanager
     def reader(self) -> Iterator[SqliteConnection]:
-        """A connection that nobody else uses meanwhile."""
+        """Lend a connection for exclusive use."""
         reader = self._take()
         try:
             yield reader
@@ -49,7 +47,7 @@ class ReaderPool:
         return list(self._readers)
 
     def close(self) -> None:
-        """Close those that are free; the others are closed when they come back."""
+        """Close the free connections. The others are closed when they are returned."""
         with self.lock:
             self._closed = True
             free, self._free = self._free, []
@@ -74,14 +72,14 @@ class ReaderPool:
 
 T = TypeVar("T")
 _abandoned: list[SqliteConnection] = []
-"""Copies of a parent's connections that were in the middle of something when it forked: used and
-closed by nobody any more.
+"""Copies of a parent's connections that were in use when it forked. They are kept here, neither
+used nor closed.
 """
 
 
 class SqliteHandle:
-    """Connections and threads of one process. Making it opens the file; every method may be
-    called from any thread.
+    """The connections and threads of one process. The constructor opens the file. Every method is
+    thread-safe.
     """
 
     def __init__(
@@ -120,18 +118,20 @@ class SqliteHandle:
                 transaction.end()
 
     def close(self) -> None:
-        """Finish what waits to be written, then let go of everything."""
+        """Finish queued writes, then close every connection and thread."""
         self.writer.close()
 
     @property
     def is_stale(self) -> bool:
-        """Whether the file was removed or replaced: what is written here nobody else would see."""
+        """Whether the file was removed or replaced, so that no other process would see what is
+        written here.
+        """
         return _inode(self._path) != self._inode
 
     # --- forks ---
 
     def locks(self) -> list[LockLike]:
-        """Held while something of this is in use."""
+        """Return the locks that are held while a connection is in use."""
         return [
             self._connection.use_lock,
             self._readers.lock,
@@ -139,9 +139,7 @@ class SqliteHandle:
         ]
 
     def abandon(self, held_locks: list[LockLike]) -> None:
-        """In a forked child: close the copies of the parent's connections, but not one that is
-        in the middle of something.
-        """
+        """In a forked child: close the copies of the parent's connections, except those in use."""
         self.notifier.abandon()
         for connection in (self._connection, *self._readers.readers()):
             if connection.use_lock in held_locks and not connection.raw.in_transaction:
@@ -152,7 +150,7 @@ class SqliteHandle:
     # --- opening and closing ---
 
     def _migrate(self) -> None:
-        """Look first: a file that is up to date is opened without waiting for whoever writes."""
+        """Read the version first: an up-to-date file is opened without waiting for a writer."""
         known = load_migrations("sqlite")
         with translate_errors(self._path):
             with self._connection.transaction("BEGIN") as raw:
@@ -172,11 +170,11 @@ class SqliteHandle:
     def _transaction(self, raw: sqlite3.Connection) -> SqliteTransaction:
         return SqliteTransaction(raw, self._jump, store_identity=self._identity)
 
-    # --- the writer's thread ---
+    # --- in the writer thread ---
 
     def _commit(self, jobs: list[Job]) -> None:
-        """Run the jobs in one transaction; every future is settled, with its result or with what
-        went wrong.
+        """Run the jobs in one transaction, and resolve every future with its result or its
+        error.
         """
         results = run_batch(jobs, self._begin, self._transaction)
         try:
@@ -193,8 +191,8 @@ class SqliteHandle:
             yield raw
 
     def _notify(self, results: Iterable[JobResult]) -> None:
-        """Before the callers are told: whoever exits as soon as it knows would take the hint
-        with it.
+        """Notify before the callers get their results: a caller may exit at once, and the
+        notification would be lost.
         """
         if channels := set().union(*(result.channels for result in results)):
             self.notifier.notify(channels)
@@ -209,12 +207,12 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 
 def file_identity(path: Path) -> object:
-    """Equal for two names of one file."""
+    """Return a value that is equal for two names of one file."""
     return "sqlite", os.path.realpath(path)
 
 
 def schema_version(raw: sqlite3.Connection) -> int:
-    """The version of the schema; 0 if there is none. A read, unlike that of `migrations`."""
+    """Return the version of the schema, 0 if there is none. Only reads, unlike `migrations`."""
     if not raw.execute("SELECT 1 FROM sqlite_master WHERE name = 'longwatch_schema'").fetchall():
         return 0
     [(version,)] = raw.execute("SELECT coalesce(max(version), 0) FROM longwatch_schema").fetchall()
