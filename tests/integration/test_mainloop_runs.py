@@ -213,7 +213,7 @@ def test_past_its_deadline_a_run_raises_and_leaves_its_work_behind(mailbox: Mail
     running = BackgroundRun(loop.run)
     loop.next_started()
     assert not loop.shutdown(timeout=0.0)
-    with pytest.raises(ShutdownTimeoutError, match="pages was still busy"):
+    with pytest.raises(ShutdownTimeoutError, match="pages did not stop before its deadline"):
         running.wait()
     loop.open("x")
     wait_until(lambda: mailbox.approximate_count() == 0)

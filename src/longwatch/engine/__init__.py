@@ -1,20 +1,20 @@
 """The engine: claims rows from one source, runs user code on them, settles them.
 
-Who does what in one engine
+The parts of one engine
     exchange loop  One thread. It settles finished rows and claims the next ones, in one exchange
-                   with the source (`exchange_loop.py`). The settler knows what there is to settle
-                   (`settler.py`). The fetcher decides how many rows to claim and when, and gives
+                   with the source (`exchange_loop.py`). The settler keeps the settlements to make
+                   (`settler.py`). The fetcher decides how many rows to claim and when, and passes
                    them to the slots (`fetcher.py`, `prefetch.py`, `poll_budget.py`).
-    slots          N threads that run user code, one row at a time each (`slot_pool.py`). What a
-                   slot does with a row is in `row_life.py`. Code that is `async def` runs on one
-                   loop thread while its slot waits, and is cancelled there when its context is
+    slots          N threads that run user code, one row at a time each (`slot_pool.py`).
+                   `row_life.py` describes how a slot runs a row. `async def` code runs on one loop
+                   thread while its slot waits. It is cancelled there when its context is
                    (`coroutines.py`).
     lease renewer  One thread. It renews every lease in one call, at a third of the lease, with
-                   quick retries, and says when leases are no longer trusted (`lease_renewer.py`,
-                   `lease_trust.py`).
+                   quick retries, and decides when leases are no longer trusted
+                   (`lease_renewer.py`, `lease_trust.py`).
     sweeper        One periodic thread. It reclaims the rows of dead owners and lapsed leases of any
-                   worker. It pauses while its own leases are not trusted: as soon as the store is
-                   back it would reclaim them before they are renewed.
+                   worker. It pauses while the engine's own leases are not trusted. Otherwise it
+                   would reclaim them, when the store is back, before they are renewed.
     Sources with many queues claim from them in turn, and within caps (`fair_claims.py`).
     One start of an engine is an `EngineRun` (`engine_run.py`): a new incarnation, a beat page,
     these threads. `engine.py` is the service that users hold, `engine_loop.py` the blocking `run`
@@ -22,7 +22,7 @@ Who does what in one engine
 
 The life of a row
     exchange_loop   claimed in an exchange, held, put into the queue of the slots
-    life            begun (marked on the beat page) → run → ended, with its one settlement
+    row_life        begun (marked on the beat page) → run → ended, with its one settlement
     exchange_loop   handed in → collected → settled in the next exchange
     Rows begin in the order of the source. Finished rows are settled together: a few milliseconds
     after the first of them, or when a batch is full, or at once when no row waits for a slot. A
@@ -30,9 +30,9 @@ The life of a row
     many rows beyond its slots as can begin within a quarter of a second. It releases rows that turn
     out to wait behind long work, so that another worker can run them.
     A suspect (`store.blame`) runs alone (`exclusive.py`). It waits until every slot is idle, in
-    every engine that shares its `ExclusiveLock`. If that takes too long, it is left to other
-    workers for a while. Under a parent an engine claims no suspects: its sweeper reports to the
-    parent that some are free, and the parent runs them in processes with one slot.
+    every engine that shares its `ExclusiveLock`. If that takes too long, the engine releases it
+    with a delay, for other workers. Under a parent an engine claims no suspects. Its sweeper
+    reports free suspects to the parent, which runs them in processes with one slot.
 
 How a row ends (`row_life.py`, `error_policy.py`)
     its code returns                    done, or nothing if the code has settled the row itself
@@ -49,26 +49,26 @@ Invariants
        whether rows may begin, `DrainMachine` the state of the drain.
     2. A row that was claimed and never began is released on drain, at once, and spends nothing.
     3. No result counts once the lease is not trusted. No waiting row begins, and nothing is claimed
-       or swept until the leases are renewed. If the store did not answer in time, the context says
-       `lease_lost`. After a gap it does so only if the row is lost, and nothing is settled before
-       the renewal (`lease_trust.py`). The store would refuse the result anyway; the engine knows
-       earlier.
+       or swept until the leases are renewed. If the store did not reply in time, `lease_lost` is
+       set on the context. After a gap it is set only if the row is lost, and nothing is settled
+       before the renewal (`lease_trust.py`). The store would refuse the result anyway. The engine
+       only knows earlier.
     4. Leases are renewed until the last row is settled, also during a drain and after a stop that
-       timed out. The exception is a row whose code has given no beat for `stale_after`: its lease
-       runs out, and the row is to blame.
+       timed out. The exception is a row whose code has sent no heartbeat for `stale_after`: its
+       lease ends, and the row is to blame.
     5. A failed exchange keeps its settlements. Making them again is safe, because they are fenced.
        If the source then refuses one, its outcome is reported as unknown.
-    6. Leases that only the store or only the engine knows of are found by an audit: after every
-       failed exchange and every renewal, and as often when nothing is held (`lease_audit.py`).
+    6. An audit finds leases that only the store or only the engine knows of. It runs after every
+       failed exchange and every renewal, and as often while nothing is held (`lease_audit.py`).
        Renewal by owner would keep unknown leases for ever.
-    7. The exchange loop never waits for user code, the lease renewer never waits for the store,
-       user code waits for neither. No exception of a source or of user code ends one of these
+    7. The exchange loop never waits for user code. The lease renewer never waits for the store.
+       User code waits for neither. No exception of a source or of user code ends one of these
        threads.
 
 Drain (`drain.py` is the table)
     running ⇄ draining ──stop──► stopping ──cancel──► cancelling ──► stopped
     A stop has one deadline. Running rows may finish until shortly before it. Then they are
-    cancelled, and at the deadline the stop gives up: it leaves the threads behind, and the beat
-    page says draining, so no row is blamed if the process ends. A row that ends later is still
-    settled, and another stop tries again.
+    cancelled. At the deadline the stop returns False and leaves its threads running. The beat page
+    says draining, so no row is blamed if the process ends. A row that ends later is still settled,
+    and another stop tries again.
 """

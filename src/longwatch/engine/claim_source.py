@@ -1,5 +1,4 @@
-"""Where work comes from and goes back to: the seam between the engine and whatever holds claimable
-rows.
+"""The interface between the engine and any store of claimable rows.
 
 A mailbox implements it over SQL, memory or Redis, a flow over its computations. The engine knows
 nothing else about them.
@@ -21,14 +20,14 @@ from longwatch.store.claims import Claim, RowSelection
 
 
 class ClaimedRow(NamedTuple):
-    """A row that was claimed: the right to it, and what the source knows about it.
+    """A claimed row: the claim, and what the source knows about the row.
 
     `is_exclusive`: it is a suspect (`store.blame`), so it runs with no other row beside it, and the
     next crash has one possible cause. `failures_left`: how many failures it may still have, this
-    run's included; None if the source decides that by itself. `lease_seconds`: how long its lease
-    lasts, if longer than the engine's. `retry`: how its tries are spaced, if not as the engine's.
-    If the item has `deliveries` and `failures`, the engine counts attempts and spaces the retries
-    by them. Events name the row by the item's `id`, and by its `node` if it has one.
+    run's included; None if the source decides. `lease_seconds`: the length of its lease, if longer
+    than the engine's. `retry`: its backoff, if not the engine's. If the item has `deliveries` and
+    `failures`, the engine counts attempts and spaces the retries by them. Events name the row by
+    the item's `id`, and by its `node` if it has one.
     """
 
     claim: Claim
@@ -40,48 +39,48 @@ class ClaimedRow(NamedTuple):
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery."""
+        """The number of this delivery, from 1."""
         return int(getattr(self.item, "deliveries", 1))
 
     @property
     def failures(self) -> int:
-        """How often its work has raised before."""
+        """How often its code has raised before."""
         return int(getattr(self.item, "failures", 0))
 
     @property
     def releases(self) -> int:
-        """How often it was given back without blame before."""
+        """How often it was released without blame before."""
         return int(getattr(self.item, "releases", 0))
 
     @property
     def message_id(self) -> str:
-        """The id of the message; empty if the row is no message."""
+        """The id of the message; empty if the row is not a message."""
         return "" if hasattr(self.item, "node") else str(getattr(self.item, "id", ""))
 
     @property
     def computation(self) -> str:
-        """EXECUTION/NODE; empty if the row is no computation."""
+        """EXECUTION/NODE; empty if the row is not a computation."""
         return f"{self.item.id}/{self.item.node}" if hasattr(self.item, "node") else ""
 
 
 def message_ids(rows: Iterable[ClaimedRow]) -> tuple[str, ...]:
-    """The ids of those that are messages."""
+    """Return the ids of the rows that are messages."""
     return tuple(filter(None, (row.message_id for row in rows)))
 
 
 def computations(rows: Iterable[ClaimedRow]) -> tuple[str, ...]:
-    """The names of those that are computations."""
+    """Return the names of the rows that are computations."""
     return tuple(filter(None, (row.computation for row in rows)))
 
 
 class RowOutcome(StrEnum):
     """How the work on a row ended, for its source."""
 
-    DONE = auto()  # finished: the row goes
-    FAILED = auto()  # it raised: back after the delay, one failure more
-    CRASHED = auto()  # it may have ended the process that ran it: back, one crash more
-    RELEASED = auto()  # not its fault: back, nothing spent
-    DEAD = auto()  # it will never work: to the dead letters, with the reason
+    DONE = auto()  # finished: the row is deleted
+    FAILED = auto()  # its code raised: released after the delay, one failure more
+    CRASHED = auto()  # it may have ended its process: released, one crash more
+    RELEASED = auto()  # not its fault: released, no budget is spent
+    DEAD = auto()  # it cannot succeed: dead-lettered with the reason
 
 
 BLAME_BY_OUTCOME = {
@@ -89,16 +88,16 @@ BLAME_BY_OUTCOME = {
     RowOutcome.CRASHED: Blame.CRASH,
     RowOutcome.RELEASED: Blame.RELEASE,
 }
-"""Of the rows that come back: which of their counters rises."""
+"""Which counter of a released row rises."""
 
 
 class Settlement(NamedTuple):
-    """What to do with one claimed row.
+    """How to settle one claimed row.
 
-    `reason`: why it is dead, from a closed list (poison, lost, failed, unanswered, expired,
-    undecodable, permanent); `failed` and `unanswered` count as one failure more. `error`: what was
-    raised, type and text; `traceback`: where, masked and bounded. `result`: what the work has made,
-    for a source that keeps it.
+    `reason`: why it is dead-lettered, from a closed list (poison, lost, failed, unanswered,
+    expired, undecodable, permanent); `failed` and `unanswered` count as one failure more. `error`:
+    type and text of the exception. `traceback`: masked and bounded. `result`: the result of the
+    work, for a source that keeps it.
     """
 
     claim: Claim
@@ -111,7 +110,7 @@ class Settlement(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """A message that a source has dead-lettered by itself: when it was claimed, or in a sweep."""
+    """A message that a source dead-lettered itself, during a claim or a sweep."""
 
     message_id: str
     mailbox: str
@@ -119,11 +118,11 @@ class GivenUp(NamedTuple):
 
 
 def ignore_given_up(_: GivenUp) -> None:
-    """For sweeps whose caller does not report dead letters."""
+    """Ignore a dead letter, for sweeps whose caller does not report them."""
 
 
 def emit_given_up(events: Events) -> Callable[[GivenUp], None]:
-    """For sweeps whose caller reports dead letters: emits one event for each."""
+    """Return a function that emits one event for each dead letter of a sweep."""
 
     def emit(given_up: GivenUp) -> None:
         message_id, mailbox, reason = given_up
@@ -133,11 +132,11 @@ def emit_given_up(events: Events) -> Callable[[GivenUp], None]:
 
 
 class ExchangeResult(NamedTuple):
-    """The answer to one exchange: for each settlement whether the row was still the claimant's, and
-    the rows newly leased.
+    """The result of one exchange: for each settlement whether its claim still matched, and the
+    claimed rows.
 
-    `is_queue_empty`: nothing is left to be claimed, as far as is known; the process that makes a
-    row ready notifies. `given_up`: the messages that were dead-lettered instead of claimed.
+    `is_queue_empty`: as far as is known, no row is left to claim; the process that makes a row
+    ready notifies. `given_up`: the messages that were dead-lettered instead of claimed.
     """
 
     settled: list[bool]
@@ -147,12 +146,12 @@ class ExchangeResult(NamedTuple):
 
 
 class ClaimSource(Protocol):
-    """Holds claimable rows. Every method blocks on the store at the most for its own timeout, and
-    may be called from any thread.
+    """A store of claimable rows. Every method is thread-safe, and blocks on the store no longer
+    than its own timeout.
 
-    Errors of the store come out as they are (`StoreError`). After one it is unknown whether a
-    settlement was made, and making it again is safe: it is fenced. It is also unknown whether rows
-    were claimed: `held` tells.
+    Methods raise the errors of the store (`StoreError`). After one it is unknown whether a
+    settlement was made; making it again is safe, because it is fenced. It is also unknown whether
+    rows were claimed; `held` lists them.
     """
 
     def register_owner(
@@ -163,14 +162,15 @@ class ClaimSource(Protocol):
         parent: str | None = None,
         renew_seconds: float | None = None,
     ) -> int:
-        """Become an owner of leases. `page`: where its beat page is; `parent`: the incarnation of
-        the process that supervises it; `renew_seconds`: the time between its renewals, None if it
-        does not renew.
+        """Register an owner of leases and return its number.
+
+        `page`: the path of its beat page. `parent`: the incarnation of the process that supervises
+        it. `renew_seconds`: the time between its renewals, None if it does not renew.
         """
 
     def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
-        """Note that the owner drains, or claims again: the end of an owner that drains blames no
-        row. Idempotent.
+        """Record that the owner drains, or that it claims again. The end of a draining owner blames
+        no row. Idempotent.
         """
 
     def exchange(
@@ -182,43 +182,44 @@ class ClaimSource(Protocol):
         lease_seconds: float,
         selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
-        """Settle the last and claim up to `limit` next, in one transaction. Settlements come
-        first. A suspect is claimed by itself, or not at all, by `selection`.
+        """Settle rows, then claim up to `limit` others, in one transaction. By `selection` a
+        suspect is claimed alone or not at all.
         """
 
     def count_suspects(self, *, limit: int) -> int:
-        """How many suspects are free, counted no further than `limit`; a cheap read."""
+        """Count the free suspects, up to `limit`. A cheap read."""
 
     def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
-        """What users call these rows, as far as they still exist: a message's id, or
-        EXECUTION/NODE; a read.
+        """Return the public names of these rows, as far as they exist: a message's id, or
+        EXECUTION/NODE. Only reads.
         """
 
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
-        """Prolong every lease of the owner but those to `skip` to `lease_seconds` from now, in one
-        statement; how many there are.
+        """Extend every lease of the owner, except those in `skip`, to `lease_seconds` from now, in
+        one statement. Returns how many leases it renewed.
         """
 
     def held(self, *, owner: int) -> list[Claim]:
-        """Every lease of the owner, as the store knows them; a read."""
+        """Return every lease of the owner that the store knows. Only reads."""
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
         """Release the rows of dead owners and of ended leases, free the rows that are due, and
-        dead-letter those that have spent a budget; how many rows. `on_given_up` is called for each
-        dead letter after the commit.
+        dead-letter rows that have spent a budget. Returns how many rows changed.
+
+        `on_given_up` is called for each dead letter after the commit.
         """
 
     def next_due(self) -> float | None:
-        """Seconds until something that is delayed will be ready; None if nothing is."""
+        """Return the seconds until a delayed row is due, or None if none is delayed."""
 
     def locator(self) -> dict[str, str] | None:
-        """How another process of this machine finds the same rows, to renew leases there; None if
-        none can. Opens nothing.
+        """Return how another process of this machine can open the same rows, to renew leases. None
+        if it cannot. Opens nothing.
 
-        `kind` says who can make a source of it.
+        `kind` selects the function that makes a source of it.
         """
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set when something may be ready, or was closed or paused; returns what
-        ends that.
+        """Set the wakeup when a row may be ready, or the source was closed or paused. Returns a
+        function that ends this.
         """

@@ -1,4 +1,4 @@
-"""The context of one claimed row: what its code can read, and what it can report."""
+"""The context of one claimed row: its state for the code that runs it, and its heartbeats."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from longwatch.host.beatpage import BeatPage
 
 
 class SlotActivity:
-    """The sign of life of one slot: its heartbeat and its place on the beat page, which is
-    readable from outside. `begin` is for the slot's thread, the rest for any.
+    """The heartbeat of one slot, and its entry on the beat page, which other processes can read.
+    `begin` is for the slot's thread; the other methods are thread-safe.
     """
 
     __slots__ = ("_monotonic", "_page", "_page_lock", "_row", "_slot", "heartbeat", "token_lock")
@@ -36,20 +36,20 @@ class SlotActivity:
         self._page.beat(self._slot, self._monotonic())
 
     def begin(self, row: int, now: float) -> None:
-        """From here on this row is to blame if the process dies."""
+        """Record that this row runs: it is to blame if the process dies."""
         self.heartbeat.beat()
         with self._page_lock:
             self._row = row
             self._page.begin(self._slot, row, now)
 
     def end(self) -> None:
-        """From here on no row is."""
+        """Record that no row runs."""
         with self._page_lock:
             self._row = 0
             self._page.end(self._slot)
 
     def mark_silent(self, row: int) -> None:
-        """Declare that the code of this row gives no beat; nothing if it has ended."""
+        """Mark this row as sending no heartbeat. Does nothing if the row has ended."""
         with self._page_lock:
             if row == self._row:
                 self._page.mark_silent(self._slot)
@@ -58,10 +58,10 @@ class SlotActivity:
 class RowContext:
     """The context of one run of one row.
 
-    `cancelled` and `lease_lost` are for code that looks up now and then: the first says stop, the
-    second says that whatever it does will not count. `settled`: the row was settled while the code
-    ran, there is no lease any more that could be lost. `forced_settlement`: how the
-    row is settled, whatever the code says in the end.
+    Code may check `cancelled` and `lease_lost` from time to time: the first asks it to stop, the
+    second means that its result will not count. `settled`: the row was settled while the code ran,
+    so its lease cannot be lost. `forced_settlement`: how the row is settled, whatever the code
+    returns.
     """
 
     __slots__ = (
@@ -90,26 +90,26 @@ class RowContext:
         self._token: CancelToken | None = None
 
     def beat(self, progress: object = None) -> None:
-        """Say that the work is alive, and how far it is."""
+        """Send a heartbeat, with the progress of the work."""
         if (activity := self._activity) is not None:
             activity.beat(progress)
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery of the row."""
+        """The number of this delivery, from 1."""
         return self.claimed.attempt
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every delivery of the row; give it to systems that can refuse a smaller
+        """Rises with every delivery of the row. Pass it to systems that can refuse a smaller
         one.
         """
         return self.claimed.claim.term
 
     @property
     def cancel(self) -> CancelToken:
-        """What to wait for, or to pass on, to be stopped in time. Made when it is first asked
-        for: most rows need none.
+        """The token to wait for, or to pass on, so that the code stops in time. Made at its first
+        use, because most rows need none.
         """
         if self._token is None:
             with self._token_lock:
@@ -122,12 +122,12 @@ class RowContext:
         return self._token is not None and self._token.cancelled
 
     def lose_lease(self) -> None:
-        """The right to this row is gone: stop, nothing more counts."""
+        """Mark the lease as lost and cancel the code: its result will not count."""
         self.lease_lost = True
         self.cancel.cancel("lease_lost")
 
     def close(self) -> None:
-        """The run is over; a beat from a thread that was left behind is nobody's sign of life."""
+        """End the run. Later heartbeats, from threads that were left behind, are ignored."""
         self._activity = None
 
 
@@ -141,32 +141,32 @@ class UserContext:
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
+        """The number of this attempt, from 1."""
         return self._row_context.attempt
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every attempt; give it to systems that can refuse a smaller one."""
+        """Rises with every attempt. Pass it to systems that can refuse a smaller one."""
         return self._row_context.fencing_token
 
     @property
     def lease_lost(self) -> bool:
-        """Whether nothing that the code does counts any more."""
+        """Whether the lease is lost, so that the result will not count."""
         return self._row_context.lease_lost
 
     @property
     def cancelled(self) -> bool:
-        """Whether it should stop."""
+        """Whether the code should stop."""
         return self._row_context.cancelled
 
     @property
     def cancel(self) -> CancelToken:
-        """What to wait for, or to pass on, to be stopped in time."""
+        """The token to wait for, or to pass on, so that the code stops in time."""
         return self._row_context.cancel
 
 
 class IdentifiedLogger(logging.LoggerAdapter[logging.Logger]):
-    """Adds ids to whatever the caller adds to a record."""
+    """Adds ids to the `extra` of every record."""
 
     def __init__(self, logger: logging.Logger, ids: Mapping[str, object]) -> None:
         super().__init__(logger, ids)

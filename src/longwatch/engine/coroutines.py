@@ -1,6 +1,6 @@
-"""Runs `async def` code on the one loop thread of the engine, while its slot waits.
+"""Runs `async def` code on the engine's loop thread, while its slot waits.
 
-The code that runs a row may also return that the row is settled already, or an awaitable.
+Also defines the results that a runner may return besides a settlement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class CoroutineRunner:
-    """Runs coroutines for the slots; the thread starts with the first one."""
+    """Runs coroutines for the slots. Its thread starts with the first one."""
 
     def __init__(self, *, name: str, clock: Clock) -> None:
         self._thread = EventLoopThread(name=name, clock=clock)
@@ -35,10 +35,10 @@ class CoroutineRunner:
         return self._thread.in_own_thread
 
     def run(self, awaitable: Awaitable[T], context: RowContext) -> T:
-        """Run it on the loop and wait for its end; cancelled there when its context is, and then
-        too it is waited for.
+        """Run an awaitable on the loop thread and wait for its end. Blocks.
 
-        Raises NotStartedError if there is no loop that could.
+        It is cancelled when its context is; the call then still waits for its end. Raises
+        NotStartedError if the loop cannot run it.
         """
         future = self._submit(awaitable, context)
         try:
@@ -68,8 +68,8 @@ class _Exit(NamedTuple):
 
 
 async def _contain_exit(awaitable: Awaitable[T], context: RowContext) -> T | _Exit:
-    """Its result, and an exit as a value: one that came out of a task would end the loop, and
-    everybody's work with it.
+    """Await, and return an exit as a value. An exit raised in a task would end the loop and the
+    work of all slots.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -88,8 +88,8 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
 
 
 class AlreadySettled(NamedTuple):
-    """The row is settled already, in this way: it only has to be counted, and a dead letter
-    reported with its reason.
+    """The outcome of a row that is settled already. The engine only counts it, and reports a dead
+    letter with its reason.
     """
 
     outcome: RowOutcome
@@ -105,10 +105,10 @@ RowResult = Settlement | AlreadySettled | None
 
 
 class PendingResult:
-    """What is awaited on the engine's loop thread, and what then is done with its result, in the
-    slot's thread again.
+    """An awaitable for the loop thread, and a function that turns its result into a settlement in
+    the slot's thread.
 
-    `on_error` is called with what it raised, before the settlement is decided.
+    `on_error` is called with the exception, before the settlement is decided.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class PendingResult:
         self._on_error = on_error
 
     def resolve(self, coroutine_runner: CoroutineRunner, context: RowContext) -> RowResult:
-        """Wait for it, and conclude."""
+        """Wait for the awaitable, and return the settlement."""
         try:
             result = coroutine_runner.run(self._awaitable, context)
         except NotStartedError:
@@ -135,7 +135,7 @@ class PendingResult:
 
 
 class _NestedAwaitable(Awaitable[Any]):
-    """What user code returned to be awaited, and what that returned to be awaited in turn."""
+    """Awaits the awaitable that user code returned, then any awaitable that this returns."""
 
     def __init__(self, awaitable: Awaitable[Any]) -> None:
         self._awaitable = awaitable
@@ -144,7 +144,7 @@ class _NestedAwaitable(Awaitable[Any]):
         return self._resolve().__await__()
 
     def close(self) -> None:
-        """It will not be awaited."""
+        """Close the awaitable, which will not be awaited."""
         if (close := getattr(self._awaitable, "close", None)) is not None:
             close()
 

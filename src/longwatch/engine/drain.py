@@ -1,11 +1,11 @@
-"""How an engine stops taking rows, and how it ends: as a table.
+"""How an engine drains and stops, as a state table.
 
-running ──drain──► draining             takes nothing, hands back what was not begun, can be resumed
+running ──drain──► draining             claims nothing, releases waiting rows, can be resumed
    ▲ │                │ │
-   │ └──────stop──────│─┴──► stopping   what runs is finished and settled
+   │ └──────stop──────│─┴──► stopping   running rows finish and are settled
    └──resume──────────┘         │ │
-                                │ └──cancel──► cancelling      the time is nearly up: what still
-                                                               runs is told to stop
+                                │ └──cancel──► cancelling      the deadline is near: running rows
+                                                               are cancelled
                                 └──empty──► stopped ◄──empty──┘
 """
 
@@ -26,7 +26,7 @@ class DrainState(StrEnum):
 
 
 class DrainTransition(StrEnum):
-    """What an engine hears: four wishes from outside, one report from inside."""
+    """Transitions of the table: four requests of callers, and EMPTY when no row is left."""
 
     DRAIN = auto()
     RESUME = auto()
@@ -42,7 +42,7 @@ class DrainAction(StrEnum):
 
 
 ENDING_STATES = frozenset({DrainState.STOPPING, DrainState.CANCELLING, DrainState.STOPPED})
-"""The states that lead to the end and to nowhere else."""
+"""The states that can only lead to STOPPED."""
 
 DRAIN_TABLE: StateMachine[DrainState, DrainTransition, DrainAction] = StateMachine(
     "engine",
@@ -84,7 +84,7 @@ DRAIN_TABLE: StateMachine[DrainState, DrainTransition, DrainAction] = StateMachi
 
 
 class DrainMachine:
-    """Where one engine is on that table. Thread-safe."""
+    """The drain state of one engine. Thread-safe."""
 
     def __init__(self) -> None:
         self.state = DrainState.RUNNING

@@ -1,5 +1,5 @@
 """The engine as a service: exchange loop, slots, lease renewer and sweeper over one source. The
-package's docstring says who does what.
+docstring of the package describes its parts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ __all__ = ["Engine", "EnginePolicy"]
 class Engine(Service):
     """Runs the rows of one source.
 
-    `start` opens the slots and begins to claim, `drain` stops taking and hands back what was not
-    begun, `resume` undoes that, `stop` drains, waits for what runs, shortly before its deadline
-    cancels it, and at the deadline gives it up: then it is False, and another `stop` tries again.
+    `start` starts the slots and begins to claim. `drain` stops claiming and releases the waiting
+    rows, and `resume` undoes that. `stop` drains, waits for running rows, and cancels them shortly
+    before its deadline. At the deadline it returns False, and another `stop` tries again.
+
     `runner` is called in a slot's thread. Engines of one process that share an `exclusive_lock`
-    leave the process to each other when a row has to run alone. `starts_drained` is called at each
-    start: whether to start as after a `drain`.
+    pause for each other when a row has to run alone. `starts_drained` is called at each start, and
+    returns whether to start drained.
     """
 
-    def __init__(  # noqa: PLR0913 - a source, a runner, and what they need
+    def __init__(  # noqa: PLR0913 - a source, a runner and their environment
         self,
         source: ClaimSource,
         runner: RowRunner,
@@ -54,7 +55,7 @@ class Engine(Service):
         self.events = events or Events()
         self._runner = runner
         self.heartbeat = Heartbeat(clock)
-        """Its own: it turns, whatever its slots do."""
+        """The heartbeat of the exchange loop, independent of the slots."""
         self._exclusive_lock = exclusive_lock or ExclusiveLock()
         self._parent = parent
         self._starts_drained = starts_drained
@@ -67,18 +68,18 @@ class Engine(Service):
 
     @property
     def draining(self) -> bool:
-        """Whether it takes nothing any more, for a while or for good; also when it does not run."""
+        """Whether the engine claims no rows: it drains, stops, or does not run."""
         run = self._current_run
         return run is None or run.state is not DrainState.RUNNING
 
     @property
     def held_count(self) -> int:
-        """How many rows it has: waiting, running, or done and not settled yet."""
+        """How many rows it holds: waiting, running, or finished and not yet settled."""
         run = self._current_run
         return 0 if run is None else run.exchange_loop.held_count()
 
     def slot_heartbeats(self) -> list[Heartbeat]:
-        """Those of the slots that work on something: it is as fresh as the stalest of them."""
+        """Return the heartbeats of the busy slots."""
         run = self._current_run
         return (
             []
@@ -89,49 +90,49 @@ class Engine(Service):
         )
 
     def heartbeat_age(self) -> float:
-        """Seconds since the stalest of them, and of its own, has beaten."""
+        """Return the seconds since the oldest heartbeat of the exchange loop and the busy slots."""
         return max(beat.elapsed() for beat in (self.heartbeat, *self.slot_heartbeats()))
 
     def reserve(self, limit: int) -> Reservation | None:
-        """Room for up to so many rows, for whoever makes some; None if there is none. From any
-        thread.
+        """Reserve capacity for up to `limit` rows, for code that inserts rows. Returns None if
+        there is none. Thread-safe.
         """
         run = self._current_run
         return None if run is None else run.exchange_loop.reserve(limit)
 
     def check_revoked(self) -> None:
-        """Rows that it has may be called off: have it compare with the store."""
+        """Compare the held rows with the store, because another process may have revoked some."""
         run = self._current_run
         if run is not None:
             run.exchange_loop.request_audit(revoked=True)
 
     def blame_only_stalled(self, threshold: float) -> None:
-        """Before the process is ended because of silence: rows whose slot has beaten within so
-        long are not to blame for it.
+        """Exempt rows whose slot has sent a heartbeat in the last `threshold` seconds from blame,
+        before the process is ended because it stalled.
         """
         run = self._current_run
         if run is not None:
             run.blame_only_stalled(threshold)
 
     def on_polls_exhausted(self, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set when it has made its `max_polls` and settled what came of them;
-        returns what ends that.
+        """Set the wakeup when all `max_polls` are made and their rows are settled. Returns a
+        function that ends this.
         """
         run = self._current_run
         assert run is not None
         return run.exchange_loop.polls_exhausted.subscribe(wakeup.set)
 
     def drain(self) -> None:
-        """Take nothing more, hand back what was not begun; what runs goes on."""
+        """Claim nothing more and release the waiting rows. Running rows go on."""
         self._pass_on(DrainTransition.DRAIN)
 
     def resume(self) -> None:
-        """Take rows again after a drain; nothing once it is being stopped."""
+        """Claim rows again after a drain. Does nothing once the engine is being stopped."""
         self._pass_on(DrainTransition.RESUME)
 
     @property
     def _current_run(self) -> EngineRun | None:
-        """By pid: a forked child has none of its parent's threads."""
+        """The run of this process, by pid: a forked child has none of its parent's threads."""
         return self._runs.get(os.getpid())
 
     def _pass_on(self, trigger: DrainTransition) -> None:

@@ -1,5 +1,5 @@
-"""An engine as something that a group runs: `run` blocks, `shutdown` ends it, and its heartbeat
-is as fresh as its stalest slot.
+"""An engine as a Runnable of a group: `run` blocks, `shutdown` ends it, and its heartbeat is as old
+as that of its stalest slot.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from longwatch.store.claims import RowSelection
 
 
 class EngineLoop(ABC):
-    """Runs an engine over one source from `run` to `shutdown`, as often as it is asked to. It obeys
+    """Runs an engine over one source from `run` to `shutdown`, repeatedly. Implements
     `host.service.Runnable`.
 
-    A subclass says what the source is, who runs its rows and by which policy.
+    A subclass provides the source, the runner of its rows and the policy.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EngineLoop(ABC):
         self._environment: EngineEnvironment | None = None
         self._engine: Engine | None = None
         self._left_engine: Engine | None = None
-        """That of a run which left work behind."""
+        """The engine of a run that left work behind."""
         self._is_drained = False
         self._run_guard = RunGuard(self._display_name, self.clock)
         if shutdown_timeout is not None and not shutdown_timeout >= 0:
@@ -60,7 +60,7 @@ class EngineLoop(ABC):
                 f"{shutdown_timeout}"
             )
 
-    # --- what a subclass says ---
+    # --- for subclasses ---
 
     @property
     @abstractmethod
@@ -69,24 +69,26 @@ class EngineLoop(ABC):
     @property
     @abstractmethod
     def store_identity(self) -> object:
-        """What stands for its store: equal for two loops over the same."""
+        """Equal for two loops over the same store."""
 
     @abstractmethod
     def _make_runner(self, environment: EngineEnvironment) -> RowRunner:
-        """Who runs the rows of one run."""
+        """Return the runner for the rows of one run."""
 
     @abstractmethod
     def _policy_for(self, max_polls: int | None, visibility: float, wait: float) -> EnginePolicy:
-        """How the engine works, by the arguments of `run`, which it checks."""
+        """Check the arguments of `run` and return the policy of the engine."""
 
     def _stop_listeners(self, _run: RunHandle) -> Iterable[Callable[[], None]]:
-        """Begin to listen for reasons of one's own to end this turn; what ends each."""
+        """Start listeners that may stop this run for reasons of the subclass. Returns functions
+        that end them.
+        """
         return ()
 
     def _while_running(
         self, _engine: Engine, _environment: EngineEnvironment
     ) -> AbstractContextManager[object]:
-        """What goes on while the engine works, until it has stopped."""
+        """Return a context manager that is open while the engine works, until it has stopped."""
         return nullcontext()
 
     # --- the contract of a Runnable ---
@@ -102,18 +104,18 @@ class EngineLoop(ABC):
         visibility_timeout: float = 300,
         wait_time_seconds: float = 20,
     ) -> None:
-        """Work until `max_iterations` polls are made, or `shutdown` is called; blocks."""
+        """Work until `max_iterations` polls are made or `shutdown` is called. Blocks."""
         policy = self._policy_for(max_iterations, visibility_timeout, wait_time_seconds)
         with self._run_guard.run() as run:
             if not run.is_stopping and policy.max_polls != 0:
                 self._run_engine(run, policy)
 
     def shutdown(self, *, timeout: float = 30.0) -> bool:
-        """Finish what is in flight, hand back the rest, and have `run` return. True only if all of
-        that happened within the timeout.
+        """Finish the running rows, release the others, and make `run` return. Returns True only if
+        all of that happened within the timeout.
 
-        Before the first run: that one returns at once. After a run that left work behind: waits for
-        that work. From one of its own threads it cannot wait, and returns False.
+        Before the first run: that run returns at once. After a run that left work behind: waits for
+        that work. In one of its own threads it cannot wait, and returns False.
         """
         deadline = Deadline.after(timeout, self.clock)
         run = self._run_guard.request_stop(deadline)
@@ -122,8 +124,8 @@ class EngineLoop(ABC):
         return not self.in_own_thread and run.wait_ended(timeout)
 
     def drain(self) -> None:
-        """Take nothing more, hand back what was not begun, until `resume` or the end of the run;
-        what runs goes on.
+        """Claim nothing more and release the waiting rows, until `resume` or the end of the run.
+        Running rows go on.
         """
         self._is_drained = True
         engine = self._engine
@@ -131,7 +133,7 @@ class EngineLoop(ABC):
             engine.drain()
 
     def resume(self) -> None:
-        """Take work again."""
+        """Claim rows again."""
         self._is_drained = False
         engine = self._engine
         if engine is not None:
@@ -151,42 +153,44 @@ class EngineLoop(ABC):
     # --- for a group ---
 
     def attach(self, environment: EngineEnvironment) -> None:
-        """Run there from the next run on."""
+        """Use this environment from the next run on."""
         self._environment = environment
 
     def blame_only_stalled(self, threshold: float) -> None:
-        """Before the process is ended because of silence: rows whose work has beaten within so
-        long are not to blame.
+        """Exempt rows with a heartbeat in the last `threshold` seconds from blame, before the
+        process is ended because it stalled.
         """
         engine = self._engine
         if engine is not None:
             engine.blame_only_stalled(threshold)
 
     def check_store(self) -> None:
-        """Ask its store something small; its error comes out if that cannot be."""
+        """Make a small query to the store. Raises its error."""
         self._source.next_due()
 
     @property
     def has_reached_store(self) -> bool:
-        """Whether it has reached its store since it runs."""
+        """Whether this run has reached its store."""
         engine = self._engine
         return engine is not None and (engine.started or engine.held_count > 0)
 
     @property
     def in_own_thread(self) -> bool:
-        """Whether this is asked from one of its own threads, which cannot wait for its end."""
+        """Whether the caller is one of its own threads, which cannot wait for its end."""
         engine = self._engine
         return engine is not None and engine.in_own_thread
 
     @property
     def held_count(self) -> int:
-        """How many rows it has at present."""
+        """How many rows it holds."""
         engine = self._engine
         return 0 if engine is None else engine.held_count
 
     @property
     def heartbeat_age(self) -> float | None:
-        """Seconds since the stalest sign of life; None if it has no engine yet."""
+        """Seconds since the oldest heartbeat of the engine and its busy slots. None if no engine
+        runs.
+        """
         engine = self._engine
         return None if engine is None else engine.heartbeat_age()
 
@@ -207,19 +211,21 @@ class EngineLoop(ABC):
                     self._wait(engine, run)
             finally:
                 stopped = engine.stop(deadline=run.deadline)
-                self.heartbeat.beat()  # from here on its own counts again
+                self.heartbeat.beat()  # the loop's own heartbeat counts again
                 self._engine = None
                 self._is_drained = False
                 if not stopped:
                     run.has_left_work, self._left_engine = True, engine
         if not stopped:
             raise ShutdownTimeoutError(
-                f"{environment.name} was still busy when its time to stop was over; its work is "
+                f"{environment.name} did not stop before its deadline; its running work is "
                 f"left behind"
             )
 
     def _stop_left_engine(self, deadline: Deadline) -> bool:
-        """Whether nothing is left behind, or what was has ended before the deadline."""
+        """Stop the engine that left work behind, if any. Returns whether it has ended before the
+        deadline.
+        """
         engine = self._left_engine
         if engine is None:
             return True
@@ -231,8 +237,8 @@ class EngineLoop(ABC):
     def _policy_under_parent(
         self, policy: EnginePolicy, environment: EngineEnvironment
     ) -> EnginePolicy:
-        """A source that another process can open has its leases renewed by the parent, and its
-        suspects run in processes of their own.
+        """Adapt the policy if another process can open the source: the parent then renews its
+        leases and runs its suspects in separate processes.
         """
         if self._source.locator() is not None:
             policy = replace(
@@ -259,8 +265,8 @@ class EngineLoop(ABC):
         )
 
     def _start_engine(self, engine: Engine, run: RunHandle, environment: EngineEnvironment) -> bool:
-        """Have the engine up as soon as its store is there; False if it was told to stop before
-        that.
+        """Start the engine as soon as its store is reachable. Returns False if it was stopped
+        before that.
         """
         register_call = SourceCall(
             "register_owner",
@@ -273,7 +279,7 @@ class EngineLoop(ABC):
             if isinstance(refusal, Exception):
                 raise refusal
             if refusal:
-                if engine.draining != self._is_drained:  # somebody has changed their mind meanwhile
+                if engine.draining != self._is_drained:  # drain() or resume() was called meanwhile
                     (engine.drain if self._is_drained else engine.resume)()
                 return True
             engine.heartbeat.beat()
@@ -294,8 +300,8 @@ class EngineLoop(ABC):
 
 
 class _LoopHeartbeat(Heartbeat):
-    """As fresh as the stalest slot that is busy, so that one that is stuck cannot hide behind
-    those that work.
+    """As old as the heartbeat of the stalest busy slot, so that other slots cannot hide a stuck
+    slot.
     """
 
     __slots__ = ("_owner",)
@@ -310,7 +316,9 @@ class _LoopHeartbeat(Heartbeat):
 
 
 def _start_or_refusal(engine: Engine) -> bool | Exception:
-    """True; or what nobody can do anything about by trying again."""
+    """Start the engine. Returns True, or an error that no retry can fix; raises one that a retry
+    may fix.
+    """
     try:
         engine.start()
     except StoreError as error:

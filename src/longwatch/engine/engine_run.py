@@ -1,4 +1,4 @@
-"""One start of an engine: its owner, its page, its threads, and how they end."""
+"""One start of an engine: registers its owner and beat page, starts its threads, and stops them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EngineRun:
             self._lease_trust,
             self._page,
             engine_context,
-            hand_in=lambda finished: self.exchange_loop.hand_in(finished),  # noqa: PLW0108 - it is made below
+            hand_in=lambda finished: self.exchange_loop.hand_in(finished),  # noqa: PLW0108 - exchange_loop is made below
         )
         self.settler = Settler(engine_context, mailbox=getattr(source, "name", ""))
         self.fetcher = Fetcher(
@@ -103,7 +103,7 @@ class EngineRun:
         )
 
     def start(self) -> None:
-        """Start the threads; if one cannot be, end those that were."""
+        """Start the threads. If one cannot start, stop the others and raise."""
         try:
             self._start_threads()
         except BaseException:
@@ -112,7 +112,7 @@ class EngineRun:
             raise
 
     def apply(self, trigger: DrainTransition) -> None:
-        """Pass a wish on, and do what the table says about it."""
+        """Apply a transition of the drain, and run the action that the table gives."""
         action = self._drain.apply(trigger)
         if action is DrainAction.RELEASE_WAITING:
             self.slot_pool.gate.close()
@@ -128,8 +128,8 @@ class EngineRun:
         self.exchange_loop.wake()
 
     def stop(self, deadline: Deadline) -> bool:
-        """Hand back what was not begun, let what runs finish, cancel what will not, end the
-        threads: all before the deadline.
+        """Release the waiting rows, let running rows finish, cancel the rest shortly before the
+        deadline, and end the threads. Returns whether all of that was done in time.
         """
         self.apply(DrainTransition.STOP)
         if not self._wait_finished(deadline):
@@ -144,11 +144,11 @@ class EngineRun:
             return False
         return self._stop_threads(deadline)
 
-    # --- beginning ---
+    # --- start ---
 
     def blame_only_stalled(self, threshold: float) -> None:
-        """Have only those to blame for the end of the process whose slot has given no beat for
-        so long.
+        """If the process ends, blame only rows whose slot has sent no heartbeat for `threshold`
+        seconds.
         """
         self.slot_pool.blame_only_stalled(threshold)
 
@@ -167,9 +167,10 @@ class EngineRun:
         )
 
     def _sweep(self) -> None:
-        """Not while our own leases may have ended: those that could not be renewed would be the
-        first to be taken, with what is done and could not be settled. The lease renewer
-        renews them as soon as the store answers; others sweep meanwhile.
+        """Sweep, unless the engine's own leases may have ended.
+
+        Those would be the first to be reclaimed, with finished work that could not be settled. The
+        lease renewer renews them as soon as the store replies. Other workers sweep meanwhile.
         """
         swept: int | None = 0
         if self._lease_trust.may_act(holds_rows=self.exchange_loop.held_count() > 0):
@@ -179,8 +180,8 @@ class EngineRun:
             self._report_suspects(has_changed=bool(swept))
 
     def _report_suspects(self, *, has_changed: bool) -> None:
-        """Report to the parent how many suspects are free, if any are: after a sweep that changed
-        rows, and about once a second. A report that is lost is repeated.
+        """Report to the parent how many suspects are free, if any: after a sweep that changed rows,
+        and about once a second. The next report replaces a lost one.
         """
         context = self._engine_context
         now, parent = context.clock.monotonic(), context.parent
@@ -196,11 +197,11 @@ class EngineRun:
                 "suspects", engine=context.name, source=self._source.locator(), count=count
             )
 
-    # --- ending ---
+    # --- stop ---
 
     def _wait_finished(self, deadline: Deadline) -> bool:
-        """Wait until the last row is settled; shortly before the deadline cancel what still
-        runs.
+        """Wait until the last row is settled. Shortly before the deadline cancel the running
+        rows.
         """
         clock, thread = self._engine_context.clock, self.exchange_loop.thread
         remaining = deadline.remaining()
@@ -213,7 +214,9 @@ class EngineRun:
         return thread.wait(clock, deadline)
 
     def _stop_threads(self, deadline: Deadline) -> bool:
-        """End the threads, the last begun first; what is left is tried again by the next call."""
+        """End the threads, the last started first. Threads that do not end in time are left to the
+        next call.
+        """
         self._stop_calls = [stop for stop in reversed(self._stop_calls) if not stop(deadline)][::-1]
         if self._stop_calls:
             return False
@@ -223,7 +226,7 @@ class EngineRun:
         self._lock_handle.unregister()
         with suppress(
             TryAgainError
-        ):  # one that is gone, or does not listen, keeps nothing that is left
+        ):  # a parent that is gone or does not reply renews nothing any more
             self._notify_parent("leases_ended")
         self._page.close()
         return True
@@ -236,15 +239,15 @@ class EngineRun:
 
 
 _SUSPECTS_INTERVAL = 0.9
-"""Seconds between two counts of suspects; the sweeper comes by every half second."""
+"""Seconds between two counts of suspects. The sweeper runs every half second."""
 _ROLLBACK_SECONDS = 5.0
-"""Seconds that the threads of a start that failed are given to end."""
+"""Seconds that threads have to end after a failed start."""
 
 
 def _register_owner(
     source: ClaimSource, engine_context: EngineContext
 ) -> tuple[BeatPage, LeaseTrust]:
-    """A new incarnation with its page, entered as an owner of leases."""
+    """Make a new incarnation with its beat page, and register it as an owner of leases."""
     parent, incarnation = engine_context.parent, Incarnation.current()
     page = BeatPage(_page_path(incarnation), engine_context.policy.slots)
     try:

@@ -1,4 +1,4 @@
-"""How a run that raised is settled."""
+"""Decides how a row whose code raised is settled."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from longwatch.engine.context import RowContext
 from longwatch.errors import PermanentError, Release
 
 _FREE_RELEASES = 2
-"""Releases of a row that may come without a delay: from the next one on it waits."""
+"""Releases of a row without a minimum delay. Later releases wait."""
 _MIN_RELEASE_DELAY = 1.0
 
 
 class NotStartedError(Exception):
-    """The engine could not begin the work of a row: the fault is its own."""
+    """The engine could not start the work of a row. The row is not to blame."""
 
 
 def settlement_for(context: RowContext, error: BaseException, retry: BackoffPolicy) -> Settlement:
-    """Decide how a row whose code raised is settled, first rule first.
+    """Decide how a row whose code raised is settled. The first rule that applies wins.
 
-    A Release gives the row back with the delay that it names. A PermanentError dead-letters it. An
-    error after a cancel releases it. Work that could not start here is released with a delay, or
-    this worker would claim it again at once. Any other error is a failure.
+    A Release releases the row with its delay. A PermanentError dead-letters it. An error after a
+    cancel releases it. Work that could not start is released with a delay, because this worker
+    would claim it again at once. Any other error is a failure.
     """
     claim = context.claimed.claim
     if isinstance(error, Release):
@@ -50,8 +50,8 @@ def failure_settlement(
     error: str,
     traceback: str | None = None,
 ) -> Settlement:
-    """One failure more: retried after the backoff of the row or of the engine. If it was the last
-    that the row may have, the row is dead, for this reason.
+    """Count one failure: retry after the backoff of the row or of the engine. If it was the last
+    that the row may have, dead-letter the row for this reason.
     """
     claimed, error = context.claimed, _masked(error)
     if claimed.failures_left is not None and claimed.failures_left <= 1:
@@ -69,8 +69,8 @@ def _masked(text: str) -> str:
 
 
 def _release_delay(context: RowContext, release: Release) -> float:
-    """The delay that the handler asked for. A row that is given back again and again has a minimum:
-    it must not keep its workers busy with nothing.
+    """Return the delay that the handler asked for. A row that is released repeatedly waits for a
+    minimum, so that it does not keep workers busy.
     """
     is_repeated = context.claimed.releases >= _FREE_RELEASES
     return max(release.safe_delay, _MIN_RELEASE_DELAY if is_repeated else 0.0)

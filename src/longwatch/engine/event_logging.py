@@ -1,5 +1,5 @@
-"""Events of a group in a process that is not ours, through stdlib logging; where they go is that
-process's business.
+"""Logs the events of a group through stdlib logging, for a process that configures logging
+itself.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ _LOGGER = logging.getLogger("longwatch.runtime")
 
 
 def logged_events() -> Events:
-    """Events that are logged."""
+    """Return Events that log every event."""
     return Events(log_event)
 
 
 def log_event(event: Event) -> None:
-    """One line: the event's name and its fields. The event is on the record as `longwatch_event`.
-    Formatters print its traceback below, as that of any exception.
+    """Log an event as one line: its name and its fields.
+
+    The record carries the event as `longwatch_event`. Formatters print its traceback below the
+    line, as for any exception.
     """
     level = _LEVELS[event.level]
     if not _LOGGER.isEnabledFor(level):

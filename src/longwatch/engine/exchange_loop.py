@@ -1,37 +1,38 @@
 """The exchange loop: wait for a reason → collect → audit → exchange → dispatch.
 
 One exchange with the source settles the rows that are finished and claims the next ones, in one
-transaction. The settler says what there is to settle, the fetcher how many rows to claim and which
-slots get them. This module owns the thread, the lock and the calls.
+transaction. The settler decides what to settle. The fetcher decides how many rows to claim and
+which slots get them. This module owns the thread, the lock and the calls.
 
 Threads
-    A cycle is one turn from collect to dispatch. Any thread may run one, with the cycle lock, so
-    there is one at a time. Rows come in from other threads through `hand_in` and reservations only.
+    A cycle is one pass from collect to dispatch. Any thread may run one, under the cycle lock, so
+    there is one at a time. Other threads pass rows in only through `hand_in` and reservations.
 
     resting     The loop's thread waits for the first finished row, a notification, or its timeout.
-    gathering   A row is finished. The thread gives others up to `settle_delay` to be settled with
-                it, unless the slots have nothing left to do.
-    cycling     The thread has the cycle lock.
+    gathering   A row is finished. The thread waits up to `settle_delay` for others, to settle them
+                together, unless the slots have nothing left to do.
+    cycling     The thread holds the cycle lock.
 
     Waking a thread costs more than settling one row. So while the thread rests, a slot that has
     finished the only row of the engine runs the cycle itself (`hand_in`) and goes on with the first
-    row it claims. The resting thread is then woken only if it has to wait for something else.
+    row it claims. It wakes the resting thread only if that has work left, or must rest for another
+    time.
 
 Invariants
-    1. A row is added to the settler before the flags are read, and the flags are set before the
-       settler is asked: either the thread sees the row, or it is woken.
+    1. A slot adds its row to the settler before it reads the flags. The thread sets the flags
+       before it reads the settler. So the thread either sees the row or is woken.
     2. A cycle that cannot run now is not lost: its caller wakes the thread.
     3. The thread ends when the engine stops, nothing is held, and no reservation is open.
     4. An exception in a cycle is emitted and retried with backoff. It never ends the thread.
     5. Nothing is claimed or reserved unless the leases are trusted in that moment; after a gap
        nothing is settled either (`lease_trust.py`).
-    6. That the engine drains is reported to the source by the loop's thread only, after the
-       exchange that releases the waiting rows, and once a cycle until the source has confirmed it.
-       An engine that holds nothing any more ends without it.
+    6. Only the loop's thread reports to the source that the engine drains. It does so after the
+       exchange that releases the waiting rows, once a cycle until the source has confirmed it. An
+       engine that holds no rows ends without that report.
 
 Reserved rows
     Code of this process that inserts rows may lease them to the engine at once (`reservations.py`).
-    `reserve` is the entry, `_on_reservation_closed` the exit. Without a reservation neither runs.
+    `reserve` opens a reservation, and `_on_reservation_closed` handles its end.
 """
 
 from __future__ import annotations
@@ -55,12 +56,14 @@ from longwatch.host.beatpage import BeatPage
 from longwatch.store.claims import RowSelection
 
 _MAX_INLINE_SLOTS = 64
-"""Slots of an engine above which a slot does not look whether all others are idle."""
+"""The most slots of an engine whose slots run cycles themselves. With more, checking that all are
+idle costs too much.
+"""
 
 
 class DrainReport:
-    """Whether the source knows that the engine drains. `wanted` is set by any thread, `send` is
-    called by the loop's alone.
+    """Reports to the source whether the engine drains. Any thread may set `wanted`; only the loop's
+    thread calls `send`.
     """
 
     def __init__(self, source: ClaimSource, owner: int, engine_context: EngineContext) -> None:
@@ -71,8 +74,8 @@ class DrainReport:
         self._call = SourceCall("report_draining", engine_context)
 
     def send(self, held_count: int) -> None:
-        """Report a change that the source has not confirmed yet, in one call. An engine that
-        drains and holds nothing has no row to be blamed.
+        """Report a change that the source has not confirmed yet, in one call. Skipped for an engine
+        that drains and holds no row, because no row can be blamed.
         """
         wanted = self.wanted
         if wanted is self._reported or (wanted and not held_count):
@@ -88,10 +91,10 @@ class DrainReport:
 class ExchangeLoop:
     """Makes the exchanges of one engine, in its own thread or in that of its only busy slot.
 
-    `hand_in`, `reserve`, `held_count`, `request_audit` and `wake` may be called from any thread.
+    `hand_in`, `reserve`, `held_count`, `request_audit` and `wake` are thread-safe.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - it brings the parts of an engine together
+    def __init__(  # noqa: PLR0913, PLR0917 - it connects the parts of an engine
         self,
         source: ClaimSource,
         lease_trust: LeaseTrust,
@@ -105,7 +108,7 @@ class ExchangeLoop:
     ) -> None:
         policy = engine_context.policy
         self.polls_exhausted = Wakeup()
-        """Set when it has claimed as often as it may, and every row is settled."""
+        """Set when all polls are used and every row is settled."""
         self.thread = BackgroundThread(
             self._loop, name=f"{engine_context.name}-fetcher", report_errors=True
         )
@@ -134,18 +137,18 @@ class ExchangeLoop:
         self._drain_report = DrainReport(source, lease_trust.owner, engine_context)
 
     def held_count(self) -> int:
-        """How many leases the engine has, as far as it knows."""
+        """Return how many leases the engine holds, as far as it knows."""
         return len(self._fetcher.held) + len(self._settler.unsettled)
 
     def request_audit(self, *, revoked: bool = False) -> None:
-        """Have the leases compared with the store. `revoked`: another process has reclaimed
-        some.
+        """Request a comparison of the leases with the store. `revoked`: another process has
+        reclaimed some.
         """
         self._audit.request(revoked=revoked)
         self._wakeup.set()
 
     def report_draining(self, *, is_draining: bool) -> None:
-        """Have the loop's thread report to the source that the engine drains, or claims again."""
+        """Have the loop's thread report to the source whether the engine drains."""
         self._drain_report.wanted = is_draining
 
     def wake(self) -> None:
@@ -171,7 +174,7 @@ class ExchangeLoop:
             self.polls_exhausted.set()
 
     def _cycle(self, start: StartRow) -> None:
-        """Collect, audit, exchange, dispatch. `start` is called with each row that may run."""
+        """Collect, audit, exchange, dispatch. Calls `start` with each row that may run."""
         self._heartbeat.beat()
         self._page.beat_engine(self._clock.monotonic())
         has_reserved = self._accept_reserved(start)
@@ -182,7 +185,7 @@ class ExchangeLoop:
             self._settler.stats.emit()
         elif (
             has_reserved
-        ):  # the first of them may be finished in a moment: claim with its settlement
+        ):  # the first of them may finish soon: claim in the exchange that settles it
             self._exchange(0, start)
             self._fetcher.claim_soon()
         else:
@@ -190,13 +193,13 @@ class ExchangeLoop:
         self._page.record_completed(self._settler.completed)
 
     def _may_exchange(self) -> bool:
-        """Whether the store may be asked to settle; until then settlements stay with the
-        settler.
+        """Return whether the store may be asked to settle. Until then the settler keeps the
+        settlements.
         """
         return self._lease_trust.may_settle(holds_rows=self.held_count() > 0)
 
     def _is_finished(self) -> bool:
-        with self._cycle_lock, self._reservations.lock:  # no reservation is made after this
+        with self._cycle_lock, self._reservations.lock:  # no reservation can begin after this check
             return self._drain.state in ENDING_STATES and not (
                 self.held_count() or self._reservations.are_pending
             )
@@ -204,8 +207,8 @@ class ExchangeLoop:
     # --- waiting ---
 
     def _wait_for_reason(self) -> None:
-        """Wait until a cycle has something to do. The wakeups are cleared last, because the cycle
-        looks at everything.
+        """Wait until a cycle has work. The wakeups are cleared last, because the cycle checks for
+        all kinds of work.
         """
         if self._exchange_call.retry_in:
             self._clock.wait(self._urgent_wakeup, self._exchange_call.retry_in)
@@ -242,13 +245,13 @@ class ExchangeLoop:
     # --- one cycle ---
 
     def _collect(self) -> None:
-        """Take over the rows that the slots have finished, and those they should not hold."""
+        """Collect the rows that the slots have finished, and those that should not wait here."""
         self._fetcher.forget(self._settler.collect())
         self._fetcher.release_unwanted()
         self._fetcher.forget(self._settler.collect())
 
     def _release_unknown(self) -> None:
-        """Compare the leases with the store if that is due; release those not known here."""
+        """Run an audit if one is due, and release the leases that this engine does not know."""
         if self._audit.is_due:
             held = self._fetcher.held
             known = held.union(each.claim for each in self._settler.unsettled)
@@ -273,7 +276,7 @@ class ExchangeLoop:
         )
         if result is None:
             self._settler.exchange_failed(batch)
-            if limit:  # rows may have been claimed all the same
+            if limit:  # rows may have been claimed nevertheless
                 self._audit.request()
             return
         self._settler.exchange_done(batch, result.settled, result.given_up)
@@ -284,7 +287,7 @@ class ExchangeLoop:
     # --- rows from the slots ---
 
     def hand_in(self, finished: FinishedRow) -> ClaimedRow | None:
-        """Take a finished row over. If nothing else runs or waits, settle it here and now, and
+        """Accept a finished row. If no other row runs or waits, settle it in this thread, and
         return the row that the slot runs next, if one was claimed.
         """
         is_inline = (
@@ -305,7 +308,7 @@ class ExchangeLoop:
         return None
 
     def _cycle_inline(self) -> ClaimedRow | None:
-        """Run a cycle in a slot's thread; return the first row it claimed."""
+        """Run a cycle in a slot's thread, and return the first row it claimed."""
         if not self._cycle_lock.acquire(blocking=False):
             self._wakeup.set()
             return None
@@ -326,8 +329,8 @@ class ExchangeLoop:
         return first[0] if first else None
 
     def _may_rest_on(self) -> bool:
-        """Whether the thread may go on resting after a cycle in another thread: nothing is left to
-        do, now or before its timeout.
+        """Return whether the loop's thread may keep resting after a cycle in another thread: it has
+        no work now or before its timeout.
         """
         return self._drain.state is DrainState.RUNNING and not (
             self._exchange_call.retry_in
@@ -340,8 +343,9 @@ class ExchangeLoop:
     # --- reserved rows ---
 
     def reserve(self, limit: int) -> Reservation | None:
-        """Reserve capacity for up to `limit` rows; None if there is none. An engine that runs
-        suspects reserves none: new rows are no suspects.
+        """Reserve capacity for up to `limit` rows. Returns None if there is none.
+
+        An engine that runs suspects reserves none, because new rows are not suspects.
         """
         may_reserve = (
             self._policy.max_polls is None
@@ -354,7 +358,7 @@ class ExchangeLoop:
         )
 
     def _on_reservation_closed(self, is_uncertain: bool) -> None:  # noqa: FBT001 - a callback
-        """Dispatch the delivered rows if the thread rests, and leave everything else to it."""
+        """Dispatch the delivered rows if the thread rests. Otherwise wake the thread."""
         if is_uncertain:
             self._audit.request()
         if (
@@ -365,8 +369,8 @@ class ExchangeLoop:
             self._wakeup.set()
 
     def _accept_inline(self) -> bool:
-        """Dispatch delivered rows in the thread that closed the reservation; False if the loop's
-        thread has to run a cycle.
+        """Dispatch delivered rows in the thread that closed the reservation. Returns False if the
+        loop's thread has to run a cycle.
         """
         if not (self._is_resting and self._allows_inline) or not self._cycle_lock.acquire(
             blocking=False
@@ -379,7 +383,7 @@ class ExchangeLoop:
             self._cycle_lock.release()
 
     def _accept_reserved(self, start: StartRow) -> bool:
-        """Take delivered rows over; return whether there were any."""
+        """Dispatch delivered rows. Returns whether there were any."""
         has_reserved = bool(self._reservations.delivered)
         while self._reservations.delivered:
             claimed, requested_at = self._reservations.delivered.popleft()

@@ -1,12 +1,11 @@
-"""Which rows run beside others in one process: suspects (`store.blame`) run with nothing beside
-them.
+"""Runs suspects (`store.blame`) with no other row beside them in one process.
 
-Every engine of a process has a seat. An engine that wants to run such a row asks for the process;
-from then on no other begins anything, and when the last of them has nothing running any more, the
-one who asked has the process to itself until it lets go.
+Every engine of a process registers a handle with the lock. An engine that wants to run an exclusive
+row requests the process. From then on no other engine begins a row. When nothing runs in the
+others, the requester has the process to itself until it releases it.
 
-Rows that run alone: those of one engine that wait until nothing else runs, and the one that
-does.
+`ExclusiveRows` keeps the exclusive rows of one engine: those that wait until nothing else runs, and
+the one that runs.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from longwatch.engine.claim_source import ClaimedRow
 
 
 class ExclusiveLock:
-    """The seats of one process. Thread-safe; nothing here waits: seats are woken when it may be
-    worth asking again.
+    """The engines of one process that share or request it. Thread-safe, and never blocks: handles
+    are woken when a new attempt may succeed.
     """
 
     def __init__(self) -> None:
@@ -31,7 +30,7 @@ class ExclusiveLock:
         self._requester: ExclusiveLockHandle | None = None
 
     def register(self, wake: Callable[[], None]) -> ExclusiveLockHandle:
-        """A seat for one engine; `wake` is called when something has changed for it."""
+        """Return a handle for one engine. `wake` is called when its state may have changed."""
         handle = ExclusiveLockHandle(self, wake)
         with self._lock:
             self._handles.append(handle)
@@ -87,7 +86,7 @@ class ExclusiveLock:
 
 
 class ExclusiveLockHandle:
-    """One engine's place."""
+    """The handle of one engine on an `ExclusiveLock`."""
 
     def __init__(self, lock: ExclusiveLock, wake: Callable[[], None]) -> None:
         self.wake = wake
@@ -96,22 +95,22 @@ class ExclusiveLockHandle:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether another engine wants the process to itself."""
+        """Whether another engine has requested the process."""
         return self._lock.is_requested_by_another(self)
 
     def acquire_shared(self) -> bool:
-        """Say that rows may begin to run here; False if another engine wants the process to
-        itself.
+        """Announce that rows may run here. Returns False if another engine has requested the
+        process.
         """
         return self._lock.acquire_shared(self)
 
     def release_shared(self) -> None:
-        """Say that nothing runs here any more."""
+        """Announce that no row runs here."""
         self._lock.release_shared(self)
 
     def request_exclusive(self) -> bool:
-        """Ask for the process; True once nothing runs at any other seat. Keeps asking until it
-        lets go.
+        """Request the process. Returns True once no other engine runs a row. The request stays
+        until `release_exclusive`.
         """
         return self._lock.request_exclusive(self)
 
@@ -123,8 +122,8 @@ class ExclusiveLockHandle:
 
 
 class ExclusiveRows:
-    """The rows of one engine that have to run alone; used by its fetcher. A row that has waited for
-    longer than `timeout` seconds is to be left to other workers.
+    """The exclusive rows of one engine, for its fetcher. Rows that wait longer than `timeout`
+    seconds should be released for other workers.
     """
 
     def __init__(self, lock_handle: ExclusiveLockHandle, clock: Clock, *, timeout: float) -> None:
@@ -141,7 +140,7 @@ class ExclusiveRows:
 
     @property
     def is_active(self) -> bool:
-        """Whether one waits or runs: then nothing else is taken."""
+        """Whether an exclusive row waits or runs, so that no other row is claimed."""
         return bool(self._waiting) or self._running is not None
 
     def add(self, claimed: ClaimedRow) -> None:
@@ -149,12 +148,12 @@ class ExclusiveRows:
         self._waiting.append(claimed)
 
     def time_left(self) -> float:
-        """Seconds until those that wait have waited long enough."""
+        """Return the seconds until the waiting rows are overdue."""
         return max(self._waiting_since + self._timeout - self._clock.monotonic(), 0.0)
 
     def start_next(self, held: int) -> ClaimedRow | None:
-        """The one to be run now, if nothing else runs: here, of so many that are held, or in
-        another engine of this process.
+        """Return the row to run now, if nothing else runs: neither among the `held` rows of this
+        engine nor in another engine of this process.
         """
         if (
             not self._waiting
@@ -171,14 +170,14 @@ class ExclusiveRows:
         return self._running is None and bool(self._waiting) and not self.time_left()
 
     def take_waiting(self) -> list[ClaimedRow]:
-        """Those that wait, which do so no more."""
+        """Remove the waiting rows, and return them."""
         dropped, self._waiting = list(self._waiting), deque()
         if self._running is None:
             self._lock_handle.release_exclusive()
         return dropped
 
     def finish(self, claimed: ClaimedRow) -> None:
-        """A row is done; perhaps it was the one."""
+        """Release the process if this finished row is the exclusive one."""
         if self._running is claimed:
             self._running = None
             self._lock_handle.release_exclusive()

@@ -1,6 +1,6 @@
 """Claims rows from many queues in one transaction: the queues in turn, and each within its caps.
 
-A queue is a number in the column `queue` of a claim table. A *cap* says how many rows of some
+A queue is a number in the column `queue` of a claim table. A *cap* limits how many rows of some
 queues together may be leased at the same time, over all processes that use the store.
 
 The steps of one claim, inside a transaction of the caller
@@ -14,12 +14,12 @@ Invariants
        transaction ends. A database with a single writer needs no lock.
     2. All transactions lock in the order of the queue numbers, so two of them do not deadlock.
     3. A queue that was claimed from goes behind all others. A queue with many rows delays another
-       one by its own turn at the most.
+       queue by one turn at most.
 
 Failure cases
     - The transaction fails after it has claimed. The rows are free again, and only the order of the
       queues has changed.
-    - A process that claims rows by other means holds no lock. It may exceed a cap; its rows count.
+    - A process that claims rows by other means holds no lock. It may exceed a cap. Its rows count.
     - The lease of a dead owner counts until a sweep releases it.
 """
 
@@ -46,15 +46,15 @@ class CappedQueue(Protocol):
 
 
 class QueueCounts(Protocol):
-    """What a claim has to know of the queues of one table."""
+    """The queries that a claim needs about the queues of one table."""
 
     def lock_queues(self, tx: Transaction, numbers: Sequence[int]) -> None:
-        """Wait until no other transaction counts and claims rows of these queues, one after the
-        other in this order. Does nothing where the database has a single writer.
+        """Lock these queues in this order, and wait for transactions that hold one of them. Does
+        nothing on a database with a single writer.
         """
 
     def count_leased(self, tx: Transaction, number: int) -> int:
-        """How many rows of a queue are leased."""
+        """Return how many rows of a queue are leased."""
 
 
 QueueT = TypeVar("QueueT", bound=CappedQueue)
@@ -62,17 +62,19 @@ RowT = TypeVar("RowT")
 
 
 class FairClaims:
-    """The turns of some queues in this process, and claims from them. Thread-safe."""
+    """Claims from some queues in turn. Remembers in this process when each was served.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._turns = count(1)
         self._served: dict[int, int] = {}
 
     def in_turn(self, queues: Iterable[QueueT]) -> list[QueueT]:
-        """The queues, least recently served first."""
+        """Return the queues, least recently served first."""
         return sorted(queues, key=lambda queue: self._served.get(queue.number, 0))
 
-    def claim(  # noqa: PLR0913 - what is known of the queues, and how to claim from one
+    def claim(  # noqa: PLR0913 - the queues, their counts, and how to claim
         self,
         tx: Transaction,
         queues: Sequence[QueueT],
@@ -84,9 +86,9 @@ class FairClaims:
     ) -> list[RowT]:
         """Claim up to `limit` rows within the caps, from one queue after the other.
 
-        `claim_from` claims up to so many rows of a queue. `count_waiting` is called after the lock:
-        the queues then share the limit evenly, as far as rows wait. Without it the first queue may
-        use all of it.
+        `claim_from` claims up to a number of rows of a queue. `count_waiting` is called after the
+        lock: the queues then share the limit evenly, as far as rows wait. Without it the first
+        queue may use all of the limit.
         """
         lock_capped(tx, queues, counts)
         shares = [limit] * len(queues)
@@ -103,15 +105,17 @@ class FairClaims:
 
 
 def lock_capped(tx: Transaction, queues: Iterable[CappedQueue], counts: QueueCounts) -> None:
-    """Lock the queues with caps, all in one order: any other order could deadlock."""
+    """Lock the queues with caps in the order of their numbers, so that two transactions do not
+    deadlock.
+    """
     numbers = sorted({numbers[0] for queue in queues for numbers, _ in queue.caps})
     if numbers:
         counts.lock_queues(tx, numbers)
 
 
 def free_capacity(tx: Transaction, queue: CappedQueue, limit: int, counts: QueueCounts) -> int:
-    """How many rows the caps of a queue allow to claim, at most `limit`. Exact only while the
-    queue is locked.
+    """Return how many rows of a queue its caps allow to claim, at most `limit`. Exact only while
+    the queue is locked.
     """
     for numbers, maximum in queue.caps:
         if limit > 0:
@@ -121,9 +125,7 @@ def free_capacity(tx: Transaction, queue: CappedQueue, limit: int, counts: Queue
 
 
 def even_shares(limit: int, rooms: Sequence[int]) -> list[int]:
-    """How many rows each queue may claim: one at a time in turn, while the limit and its room
-    last.
-    """
+    """Divide the limit among the queues, one row at a time in turn, as far as each has room."""
     shares = [0] * len(rooms)
     while limit > 0 and (open_places := [i for i, room in enumerate(rooms) if room > shares[i]]):
         for place in open_places[:limit]:

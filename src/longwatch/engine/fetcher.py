@@ -1,14 +1,14 @@
-"""The fetcher: how many rows to claim and when, which claims are held, and which slots get them.
+"""The fetcher: decides how many rows to claim and when, and passes claimed rows to the slots.
 
-It decides; the exchange loop makes the calls. All its state is changed by the thread that runs the
-cycle. `capacity`, `needs_cycle` and `held` are read by other threads, too.
+The exchange loop makes the calls. Only the thread that runs the cycle changes the fetcher's state.
+Other threads also read `capacity`, `needs_cycle` and `held`.
 
 When the next claim is due
-    all rows came that were asked for     at once
-    some came                             after `settle_delay`: the queue is empty as a rule, and
-                                          the first of them may be finished by then. One exchange
-                                          then settles it and claims.
-    none came                             when the source notifies, or a delayed row is due
+    the last claim was filled       at once
+    it was filled in part           after `settle_delay`: usually the queue is empty, and the first
+                                    of these rows may be finished by then. One exchange then settles
+                                    it and claims.
+    it found no row                 when the source notifies, or a delayed row is due
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fetcher:
     that wait or run here.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - it stands between the source and the slots
+    def __init__(  # noqa: PLR0913, PLR0917 - it connects the source and the slots
         self,
         source: ClaimSource,
         lease_trust: LeaseTrust,
@@ -80,7 +80,7 @@ class Fetcher:
 
     @property
     def needs_cycle(self) -> bool:
-        """Whether it has to claim, start or release rows at a time of its own."""
+        """Whether it has to claim, start or release rows without being woken."""
         return (
             self._claim_again_in is not None
             or self._exclusive_rows.has_waiting
@@ -89,7 +89,9 @@ class Fetcher:
         )
 
     def rest_seconds(self) -> float:
-        """How long the exchange loop may rest if nothing is finished and nothing is notified."""
+        """Return how long the exchange loop may rest if no row finishes and no notification
+        comes.
+        """
         if self._claim_again_in is not None and self.capacity():
             return self._claim_again_in
         timeouts = [self._policy.poll_interval]
@@ -105,8 +107,8 @@ class Fetcher:
         return min(timeouts)
 
     def _time_until_due(self) -> float:
-        """Seconds until a delayed row is due. A row that is due and was not claimed (paused, or
-        taken by another worker) is looked for less and less often.
+        """Return the seconds until a delayed row is due. If a due row was not claimed (paused, or
+        claimed by another worker), back off.
         """
         due = self._due_call.run(self._source.next_due)
         if due is None or due > 0:
@@ -117,7 +119,7 @@ class Fetcher:
     # --- how many to claim ---
 
     def capacity(self) -> int:
-        """How many more rows may be held."""
+        """Return how many more rows may be held."""
         if (
             self._drain.state is not DrainState.RUNNING
             or self._lease_trust.is_lapsed
@@ -130,7 +132,7 @@ class Fetcher:
         return room if self._poll_budget is None else self._poll_budget.cap(room, held=held)
 
     def claim_limit(self) -> int:
-        """How many rows to claim in this exchange."""
+        """Return how many rows to claim in this exchange."""
         limit = min(self.capacity(), MAX_BATCH)
         return limit if limit and self._lock_handle.acquire_shared() else 0
 
@@ -145,16 +147,16 @@ class Fetcher:
             self._claim_again_in = 0.0 if claimed >= limit else self._policy.settle_delay
 
     def claim_soon(self) -> None:
-        """Claim again when the first of the rows that just came may be finished."""
+        """Claim again when the first of the new rows may be finished."""
         self._claim_again_in = self._policy.settle_delay
 
-    # --- the rows that are held ---
+    # --- held rows ---
 
     def accept_reserved(
         self, claimed: Sequence[ClaimedRow], requested_at: float, start: StartRow
     ) -> None:
-        """Dispatch rows that were leased without a claim; release them if another engine wants the
-        process to itself.
+        """Dispatch rows that were leased without a claim. Releases them if another engine requests
+        the process for an exclusive row.
         """
         if self._lock_handle.acquire_shared():
             self.dispatch(claimed, requested_at, start)
@@ -162,7 +164,7 @@ class Fetcher:
             self._settler.release(each.claim for each in claimed)
 
     def dispatch(self, claimed: Sequence[ClaimedRow], requested_at: float, start: StartRow) -> None:
-        """Hold these rows and start them. A row that has to run alone waits for its turn."""
+        """Hold these rows and start them. An exclusive row waits until nothing else runs."""
         if claimed and not (self.held or self._settler.unsettled):
             self._lease_trust.record_grant(requested_at)
         for each in claimed:
@@ -174,7 +176,7 @@ class Fetcher:
         self.start_exclusive()
 
     def forget(self, finished: Sequence[FinishedRow]) -> None:
-        """Hold these rows no longer, and learn from how long they took."""
+        """Stop holding these rows, and record their durations."""
         for each in finished:
             self.held.discard(each.claimed.claim)
             if each.duration is not None:
@@ -185,8 +187,8 @@ class Fetcher:
             self._lock_handle.release_shared()
 
     def release_unwanted(self) -> None:
-        """Release rows that wait here while another worker, or another engine of this process,
-        should run.
+        """Release waiting rows that another worker, or another engine of this process, should
+        run.
         """
         pool = self._slot_pool
         if self._drain.state is not DrainState.RUNNING or self._lock_handle.is_blocked:
@@ -200,11 +202,11 @@ class Fetcher:
             self._prefetch.reset()
             pool.release_waiting()
 
-    # --- rows that run alone ---
+    # --- exclusive rows ---
 
     def start_exclusive(self) -> None:
-        """Start the next row that has to run alone, if nothing else runs in this process. If rows
-        have waited too long for that, leave them to other workers.
+        """Start the next exclusive row if nothing else runs in this process. Rows that have waited
+        too long are released for other workers.
         """
         if not self._exclusive_rows.has_waiting:
             return
@@ -214,7 +216,9 @@ class Fetcher:
             self._release_exclusive(delay=self._policy.exclusive_timeout)
 
     def leave_exclusive_lock(self) -> None:
-        """Let other engines of this process run rows alone: this one has ended."""
+        """Unregister from the exclusive lock at the end of this engine, so that it does not block
+        others.
+        """
         self._lock_handle.unregister()
 
     def _release_exclusive(self, *, delay: float = 0.0) -> None:

@@ -1,6 +1,6 @@
 """The lease audit: finds leases that only the store, or only the engine, knows of.
 
-Such leases come from an exchange without an answer, a store that was set back to an older state, or
+Such leases come from an exchange without a reply, a store that was restored to an older state, or
 a worker that reclaimed a row. An audit is requested after every failed exchange and every renewal.
 """
 
@@ -17,8 +17,8 @@ from longwatch.store.claims import Claim
 
 
 class LeaseAudit:
-    """Compares the leases of one engine with the store. Requested from any thread, run by the
-    thread that runs the cycle.
+    """Compares the leases of one engine with the store. Any thread may request it; the thread that
+    runs the cycle runs it.
     """
 
     def __init__(
@@ -46,19 +46,20 @@ class LeaseAudit:
         return self._requested != self._completed
 
     def request(self, *, revoked: bool = False) -> None:
-        """Have the leases compared with the store. `revoked`: another process has reclaimed
-        some.
+        """Request a comparison of the leases with the store. `revoked`: another process has
+        reclaimed some.
         """
         self._is_revoked = self._is_revoked or revoked
         self._requested += 1
 
     def run(self, known: set[Claim], held: set[Claim]) -> list[Claim]:
-        """Compare with the store, and cancel rows whose lease is lost; return the claims that are
+        """Compare with the store, and cancel rows whose lease is lost. Returns the claims that are
         unknown here, to be released.
 
-        A row counts as lost when it is missing in two audits: between a settlement by the user's
-        code and `RowContext.settled` it is missing in one. While a reservation is pending, a claim
-        counts as unknown in its second audit only. A request that comes meanwhile is another audit.
+        A row counts as lost when it is missing in two audits, because it is missing in one between
+        a settlement by user code and `RowContext.settled`. While a reservation is pending, a claim
+        counts as unknown only in its second audit. A request that comes meanwhile causes another
+        audit.
         """
         requested, reserved = self._requested, self._reservations.total
         found = self._held_call.run(lambda: self._source.held(owner=self._lease_trust.owner))

@@ -1,25 +1,26 @@
-"""Renews the leases of an engine, and cancels its rows when their leases are not trusted any more.
+"""Renews the leases of an engine, and cancels its rows when their leases are no longer trusted.
 
-`core.lease` decides when; this loop waits and acts. The call to the store is made in a thread of
-its own: a store that does not answer must not keep the loop from noticing that trust has ended. One
-renewal is under way at a time. The loop computes each wait anew, so it is not a `host.periodic`,
+`core.lease` decides when; this loop waits and acts. A background thread makes the call to the
+store, so that a store that does not reply cannot keep the loop from noticing that trust has ended.
+One renewal is under way at a time. The loop computes each wait, so it is not a `host.periodic`,
 which has one interval.
 
     renewal due       send it in a background thread; a failure is retried after a backoff
-    row without beat  do not renew it; its trust ends by itself, then it is lost as `stale`
+    silent row        a row without a heartbeat is not renewed; when its trust ends, it is lost as
+                      `stale`
     trust ended       no row begins; waiting rows are released; each running row is lost as
-                      `untrusted` when its own lease is not trusted any more
-    renewal succeeds  trust is back; have the exchange loop compare its rows with the store
-    gap               the loop woke up much later than it wanted to, and trust has ended meanwhile
+                      `untrusted` when its own lease is no longer trusted
+    renewal succeeds  trust is back; request an audit
+    gap               the loop woke up much later than planned, and trust has ended meanwhile
                       (suspend, SIGSTOP, a frozen container). As above, but nothing is settled, and
-                      the running rows go on: the store was not asked yet. The renewal comes first;
-                      then the comparison finds the rows that are lost. Without a renewal the rows
-                      are lost as `untrusted` after as long as if the lease had been granted at the
-                      end of the gap. A row could not beat while the process stood still, so none
-                      is found silent for the first `stale_after` seconds after the gap.
+                      the running rows go on, because the store was not asked yet. The renewal comes
+                      first. Then the audit finds the rows that are lost. Without a renewal the rows
+                      are lost as `untrusted` as if the lease had been granted at the end of the
+                      gap. A row could not send a heartbeat during the gap, so none counts as silent
+                      for the first `stale_after` seconds after it.
 
-All moments are on `Clock.boottime()`. Waits do not count suspend, so the loop may wake up late by
-itself; a thread that finds trust ended wakes it (`LeaseTrust.recheck`).
+All moments are on `Clock.boottime()`. Waits do not count suspend, so the loop may wake up late. A
+thread that finds trust ended wakes it (`LeaseTrust.recheck`).
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ from longwatch.host.background_thread import BackgroundThread
 from longwatch.store.claims import Claim
 
 _PARENT_SHARE = 0.9
-"""Fraction of the time of trust that the engine leaves to a parent before it renews itself."""
+"""Fraction of the trusted time that the engine leaves to a parent before it renews itself."""
 _EARLY = 0.2
-"""Fraction of the interval that renewals are spread over, so that many engines do not renew
+"""Fraction of the interval over which renewals are spread, so that many engines do not renew
 together.
 """
 _GAP = 0.05
-"""Fraction of the lease by which the loop has to wake up late for that to be a gap. The least gap
-in which trust can end is larger, also under a parent; the delay of a thread is smaller as a rule.
+"""A wake-up late by more than this fraction of the lease counts as a gap. Trust can end only in a
+larger gap, also under a parent; the usual delay of a thread is smaller.
 """
 
 
 class RenewalCall:
-    """Sends renewals to one store and has the schedule back off after a failure."""
+    """Sends renewals to one store, and makes the schedule back off after a failure."""
 
     def __init__(self, schedule: RenewalSchedule, engine_context: EngineContext) -> None:
         self.schedule = schedule
@@ -62,7 +63,7 @@ class RenewalCall:
         self._source_call = SourceCall("renew", engine_context)
 
     def run(self, renew: Callable[[], int]) -> int | None:
-        """The number of renewed rows; None if the store did not confirm."""
+        """Return the number of renewed rows, or None if the store did not confirm."""
         rows = self._source_call.run(renew)
         if rows is None:
             self.schedule.failed(self._clock.boottime(), retry_in=self._source_call.retry_in)
@@ -74,8 +75,8 @@ class RenewalCall:
 class LeaseRenewer:
     """Renews the leases of one engine while it holds any.
 
-    Each round it also has the exchange loop compare its rows with the store, even with none: a
-    store that was restored from a backup may know leases that the engine does not have.
+    Each round also requests an audit, even without rows: a store that was restored from a backup
+    may know leases that the engine does not hold.
     """
 
     def __init__(
@@ -110,9 +111,9 @@ class LeaseRenewer:
         self._unrenewed: dict[Claim, float] = {}
         self._wakeup = lease_trust.recheck
         self._wake_by = inf
-        """When the loop wanted to wake up."""
+        """When the loop planned to wake up."""
         self._resumed_at = -inf
-        """When the loop last woke up much later than that."""
+        """When the loop last woke up much later than planned."""
         self._spared_until = -inf
         """Until when running rows go on after a gap without a renewal."""
         self._is_stopping = False
@@ -125,7 +126,9 @@ class LeaseRenewer:
         return self.thread.in_own_thread
 
     def stop(self, deadline: Deadline) -> bool:
-        """Stop the loop and wait for a renewal under way; False if the deadline passes first."""
+        """Stop the loop and wait for a renewal under way. Returns False if the deadline passes
+        first.
+        """
         self._is_stopping = True
         self._wakeup.set()
         return self.thread.wait(self._clock, deadline) and self._wait_renewal(deadline)
@@ -145,8 +148,8 @@ class LeaseRenewer:
         self._check(self._clock.boottime())
 
     def _wait_timeout(self, now: float) -> float:
-        """Seconds until the next decision. With nothing held, one round is early enough for
-        whatever is claimed meanwhile.
+        """Return the seconds until the next decision. Without rows one round is early enough for
+        rows claimed meanwhile.
         """
         round_seconds = self._schedule.interval(random_fraction())
         if not self._held_count() and not self._lease_trust.is_lapsed:
@@ -185,7 +188,7 @@ class LeaseRenewer:
         if due and not (self._schedule.is_backing_off(now) or self._is_renewing()):
             self._start_renewal(now)
 
-    # --- renewing ---
+    # --- renewals ---
 
     def _is_renewing(self) -> bool:
         return self._renewal is not None and not self._renewal.done.is_set()
@@ -220,11 +223,11 @@ class LeaseRenewer:
     def _wait_renewal(self, deadline: Deadline) -> bool:
         return self._renewal is None or self._renewal.wait(self._clock, deadline)
 
-    # --- losing ---
+    # --- lost leases ---
 
     def _end_trust(self, now: float) -> None:
-        """Trust has ended: no row begins, and waiting rows are released once the store answers.
-        After a gap the running rows go on for a while.
+        """End trust: no row begins, and waiting rows are released once the store replies. After a
+        gap the running rows go on for a while.
         """
         lease = self._policy.lease
         is_after_gap = now == self._resumed_at
@@ -234,8 +237,8 @@ class LeaseRenewer:
         self._slot_pool.release_waiting()
 
     def _lose_untrusted(self, now: float) -> None:
-        """Cancel the running rows whose lease is not trusted any more; a row with a longer lease
-        goes on until the end of its own.
+        """Cancel the running rows whose lease is no longer trusted. A row with a longer lease goes
+        on until that ends.
         """
         lost = [
             context for context in self._trusted_contexts() if now >= self._trusted_until(context)
@@ -261,8 +264,8 @@ class LeaseRenewer:
         )
 
     def _stale_claims(self, now: float) -> list[Claim]:
-        """The rows that are not renewed because their code gives no beat; their trust ends by
-        itself.
+        """Return the claims that are not renewed because their code sends no heartbeat. Their trust
+        ends by itself.
         """
         stale_after = self._policy.stale_after
         if stale_after is None:

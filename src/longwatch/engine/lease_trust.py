@@ -1,24 +1,24 @@
-"""Whether an engine trusts its leases, by `Clock.boottime()` of its process.
+"""Decides whether an engine trusts its leases, by `Clock.boottime()` of its process.
 
 All leases of an engine are renewed together, so one `Lease` stands for all: that with the earliest
-grant. The first claim sets it when the engine holds nothing, and renewals extend it. A row that was
-claimed later lasts longer in the store than it is trusted here.
+grant. The first claim sets it when the engine holds no row, and renewals extend it. A row that was
+claimed later is leased in the store for longer than it is trusted here.
 
-A parent that renews for the engine writes the end of trust on the engine's page. There it counts at
-once, even if all threads of this process are held up. It is counted from the moment before the
-parent sent the renewal, so it is right for every row that was held then.
+A parent that renews for the engine writes the end of trust on the engine's page. There it takes
+effect at once, even if all threads of this process are blocked. It is counted from the moment
+before the parent sent the renewal, so it holds for every row that was held then.
 
 A gap
-    The process stands still while leases run on: a suspended machine, SIGSTOP, a frozen container.
-    Afterwards the lease renewer may sleep on, because waits do not count suspend. So each thread
-    that is about to begin, settle, claim or sweep reads the clock itself: `may_begin`, `may_act`.
-    The first that finds trust ended wakes the lease renewer (`recheck`), and does nothing. After
-    that nothing is done until one renewal has succeeded. That differs from a store that did not
-    answer in time: then nothing begins and nothing is claimed either, but rows that have ended are
-    settled as soon as the store takes them.
-    An engine that holds nothing has no lease to judge by. It counts from the last check of its
+    The process stands still while its leases run out: a suspended machine, SIGSTOP, a frozen
+    container. Afterwards the lease renewer may still sleep, because waits do not count suspend. So
+    each thread that is about to begin, settle, claim or sweep reads the clock itself: `may_begin`,
+    `may_act`. The first thread that finds trust ended wakes the lease renewer (`recheck`) and does
+    nothing else. After that the engine does nothing until one renewal has succeeded. A store that
+    did not reply in time is another case. Then nothing begins and nothing is claimed either, but
+    rows that have ended are settled as soon as the store accepts them.
+    An engine that holds no row has no lease to decide by. It counts from the last check of its
     lease renewer, as if that had been a grant. Without that rule an idle engine would sweep the
-    leases of its neighbours before they have renewed them.
+    leases of other workers before they can renew them.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class LeaseTrust:
         self.is_renewed_by_parent = is_renewed_by_parent
         self.is_lapsed = False
         self.is_after_gap = False
-        """Whether a gap is why it is lapsed."""
+        """Whether a gap caused the lapse."""
         self.trusted_until = -inf
         self.checked_at = clock.boottime()
-        """When the lease renewer last looked; written by it alone."""
+        """When the lease renewer last checked. Only the lease renewer writes it."""
         self.recheck = Wakeup()
-        """Has the lease renewer look at once."""
+        """Wakes the lease renewer for a check."""
         self._lease = Lease(self.checked_at, policy)
         self._clock = clock
         self._page = page
@@ -65,8 +65,8 @@ class LeaseTrust:
         return self._lease
 
     def record_grant(self, requested_at: float) -> None:
-        """Every held row was claimed or renewed by a call that was about to be sent at this
-        moment. Ends a lapse if that is recent enough.
+        """Record that every held row was claimed or renewed by a call sent no earlier than
+        `requested_at`. Ends a lapse if that is recent enough.
         """
         with self._lock:
             self._lease = self._lease.renewed(requested_at)
@@ -75,48 +75,48 @@ class LeaseTrust:
                 self._trust_until(self._lease.trusted_until)
 
     def is_trusted(self, now: float) -> bool:
-        """Whether rows may begin to run."""
+        """Return whether rows may begin to run."""
         return now < self.trusted_until or (
             self.is_renewed_by_parent and now < self._page.trusted_until
         )
 
     def may_begin(self, now: float) -> bool:
-        """Whether rows may begin to run; if not, the lease renewer looks at once."""
+        """Return whether rows may begin to run. If not, wake the lease renewer."""
         is_trusted = self.is_trusted(now)
         if not (is_trusted or self.is_lapsed):
             self.recheck.set()
         return is_trusted
 
     def may_act(self, *, holds_rows: bool) -> bool:
-        """Whether rows may be claimed and swept at this moment."""
+        """Return whether rows may be claimed and swept now."""
         now = self._clock.boottime()
         if not holds_rows and not self.is_lapsed and now < self._idle_until:
             return True
         return self.may_begin(now)
 
     def may_settle(self, *, holds_rows: bool) -> bool:
-        """Whether rows may be settled at this moment."""
+        """Return whether rows may be settled now."""
         return (self.is_lapsed and not self.is_after_gap) or self.may_act(holds_rows=holds_rows)
 
     def refresh(self) -> None:
-        """Read from the page what the parent has renewed."""
+        """Read the parent's renewals from the page."""
         if self.is_renewed_by_parent and (until := self._page.trusted_until) > self.trusted_until:
             self.record_grant(until - self._lease.policy.trust_seconds)
 
     def is_expired(self, now: float, *, holds_rows: bool = True) -> bool:
-        """Whether trust has ended and is not marked as lapsed yet."""
+        """Return whether trust has ended and is not yet marked as lapsed."""
         until = self.trusted_until if holds_rows else max(self.trusted_until, self._idle_until)
         return not self.is_lapsed and now >= until
 
     def mark_lapsed(self, *, is_after_gap: bool = False) -> None:
-        """Trust has ended: no row begins until the leases are granted again."""
+        """Record that trust has ended: no row begins until the leases are granted again."""
         with self._lock:
             self.is_lapsed, self.is_after_gap = True, is_after_gap
             self._trust_until(-inf)
 
     @property
     def _idle_until(self) -> float:
-        """Until when an engine that holds nothing may act without another check."""
+        """Until when an engine that holds no row may act without another check."""
         return self.checked_at + self._lease.policy.trust_seconds
 
     def _trust_until(self, moment: float) -> None:

@@ -17,7 +17,9 @@ from longwatch.store.claims import RowSelection
 
 MAX_SLOTS = 10_000
 MAX_BATCH = 500
-"""Rows settled or claimed in one exchange: no exchange holds the store for long."""
+"""The most rows settled or claimed in one exchange, so that no exchange holds the store for
+long.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +28,21 @@ class EnginePolicy:
 
     `slots`              rows that run at the same time
     `lease`              how long a lease lasts, when it is renewed, how long it is trusted
-    `retry`              the waits between the tries of a row whose work raises
-    `settle_delay`       finished rows are settled together, at the latest so long after the first
-    `settle_batch`       or when so many are finished
-    `sweep_interval`     how often it looks for dead owners and lapsed leases
-    `poll_interval`      how often it looks for rows, should a notification be lost
-    `stale_after`        the lease of a row whose code has given no beat for so long is not renewed
-                         any more; None: it is, as long as the process lives
-    `exclusive_timeout`  how long a row that has to run alone waits for the others to end, before it
-                         is left to other workers for as long
+    `retry`              the backoff of a row whose code raises
+    `settle_delay`       finished rows are settled together, at most this long after the first
+    `settle_batch`       the number of finished rows that are settled without that delay
+    `sweep_interval`     time between two searches for dead owners and lapsed leases
+    `poll_interval`      time between two searches for rows, in case a notification was lost
+    `stale_after`        after this long without a heartbeat of its code, the lease of a row is no
+                         longer renewed; None: it is renewed as long as the process lives
+    `exclusive_timeout`  how long a row that has to run alone waits for the others to end; then it
+                         is released, with a delay as long
     `cancel_grace`       how long before the deadline of a stop running rows are cancelled, at most
                          a tenth of the time left
-    `max_prefetch`       rows that wait here beyond those that run, at most; None: as many as can be
-                         begun soon
-    `selection`          which rows it claims; under a parent, suspects have processes of their own
-    `max_polls`          it claims rows so many times and no more; None: for ever
-    `poll_wait`          how long one of those times may wait for a row
+    `max_prefetch`       the most rows that wait here for a slot; None: as many as can begin soon
+    `selection`          which rows it claims; under a parent, separate processes run suspects
+    `max_polls`          how many times it claims rows; None: no limit
+    `poll_wait`          how long each of those polls may wait for a row
     """
 
     slots: int = 1
@@ -86,43 +87,41 @@ class EnginePolicy:
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What every part of one engine is given."""
+    """The context that all parts of one engine share."""
 
     name: str
     policy: EnginePolicy
     clock: Clock
     events: Events
     heartbeat: Heartbeat
-    """The engine's own, beside those of its slots."""
+    """The heartbeat of the exchange loop, besides those of the slots."""
     parent: ParentChannel | None = None
     """The parent process that renews the leases, if there is one."""
     failing_calls: list[str] = field(default_factory=list)
-    """The calls to the source that fail at present; the first of them speaks for all."""
+    """The calls to the source that currently fail. Only the first of them emits the outage."""
 
 
-def _require(name: str, value: float, is_valid: bool, rule: str) -> None:  # noqa: FBT001 - the condition is the point of the call
+def _require(name: str, value: float, is_valid: bool, rule: str) -> None:  # noqa: FBT001 - the call asserts this condition
     if not is_valid:
         raise ValueError(f"{name} must be {rule}, not {value}")
 
 
 MAX_SUSPECT_PROCESSES = 4
-"""Processes of their own in which a parent runs suspects at the same time, at most."""
+"""The most separate processes in which a parent runs suspects at the same time."""
 
 
 def suspect_names(group: str) -> list[str]:
-    """The names of the processes in which the suspects of a worker run."""
+    """Return the names of the processes in which the suspects of a worker run."""
     return [f"{group}-suspect-{number}" for number in range(1, MAX_SUSPECT_PROCESSES + 1)]
 
 
 PARENT_LEASE_SECONDS = 15.0
-"""Seconds that leases last where a parent renews them."""
+"""The length of leases, in seconds, when a parent renews them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnvironment:
-    """What the surroundings of an engine share. `runs_suspects`: the process is there for suspects
-    alone.
-    """
+    """What the engines of one process share. `runs_suspects`: the process runs only suspects."""
 
     name: str
     events: Events = field(default_factory=logged_events)

@@ -1,4 +1,6 @@
-"""How often an engine with `max_polls` may still claim. A poll ends with rows, or with its wait."""
+"""Counts how often an engine with `max_polls` may still claim. A poll ends with rows, or after its
+wait.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from longwatch.core.clock import Clock
 
 
 class PollBudget:
-    """Counts the polls of one engine, which claims no more rows than its slots can run. Not
+    """Counts the polls of one engine, which then claims no more rows than its slots can run. Not
     thread-safe.
     """
 
@@ -22,15 +24,15 @@ class PollBudget:
         return self._polls_left <= 0
 
     def record(self, claimed: int) -> None:
-        """Count a claim that gave so many rows."""
+        """Count a claim that returned `claimed` rows."""
         if claimed or not self.time_left():
             self._polls_left -= 1
             self._started_at = self._clock.monotonic()
 
     def cap(self, capacity: int, *, held: int) -> int:
-        """How many of so many rows may be claimed."""
+        """Return how many of `capacity` rows may be claimed."""
         return 0 if self.is_spent else min(capacity, max(self._slots - held, 0))
 
     def time_left(self) -> float:
-        """Seconds until the wait of this poll is over."""
+        """Return the seconds until the wait of this poll is over."""
         return max(self._poll_wait - (self._clock.monotonic() - self._started_at), 0.0)

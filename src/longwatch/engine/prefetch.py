@@ -1,9 +1,9 @@
-"""How many rows to lease ahead of the slots: pure arithmetic over recent durations.
+"""Computes how many rows to prefetch, from the recent durations of rows.
 
-Leasing ahead saves round trips when work is short, and starves long work of other workers. So the
-engine holds what its slots can begin within a quarter of a second at the recent 95th percentile,
-and nothing ahead when work takes longer than that. Durations are known only when work ends; so if
-nothing begins for half a second while rows wait, those are stuck: they are released, and the
+Prefetching saves round trips when work is short. When work is long, it keeps rows from other
+workers. So the engine holds the rows that its slots can begin within a quarter of a second, by the
+recent 95th percentile. It prefetches none when work takes longer. A duration is known only when
+work ends. So if no row begins for half a second while rows wait, these rows are released and the
 recent durations are forgotten.
 """
 
@@ -19,8 +19,8 @@ _ESTIMATE_EVERY = 20
 
 
 class Prefetch:
-    """Remembers recent durations and says how many rows to hold beyond those that run. One
-    owner; not thread-safe.
+    """Records recent durations and computes how many rows to hold beyond those that run. Not
+    thread-safe.
     """
 
     def __init__(self, slots: int, *, maximum: int | None = None) -> None:
@@ -31,7 +31,7 @@ class Prefetch:
         self.limit = 0
 
     def record(self, duration: float) -> None:
-        """A row took so long."""
+        """Record the duration of a row."""
         self._recent.append(duration)
         self._since_estimate += 1
         if self._since_estimate >= _ESTIMATE_EVERY or duration > PREFETCH_SECONDS:
@@ -39,14 +39,14 @@ class Prefetch:
             self.limit = self._estimate()
 
     def reset(self) -> None:
-        """What was leased ahead could not begin in time."""
+        """Forget the durations, because prefetched rows could not begin in time."""
         self._recent.clear()
         self._since_estimate = 0
         self.limit = 0
 
     def surplus(self, held: int) -> int:
-        """How many of the rows held are too many; a few too many are left where they are, the
-        estimate goes up and down.
+        """Return how many of the held rows are too many. A small excess is ignored, because the
+        estimate varies.
         """
         allowed = self._slots + self.limit
         return held - allowed if held > allowed + self.limit else 0

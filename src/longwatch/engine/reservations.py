@@ -1,11 +1,11 @@
-"""Capacity that an engine reserves for code that inserts rows, and the rows it got for it.
+"""Capacity that an engine reserves for code that inserts rows, and the rows that it gets in return.
 
-open ──deliver──► delivered ──close──► closed
-  └──close (nothing was leased, or that is uncertain)──► closed
+    open ──deliver──► delivered ──close──► closed
+      └──close (nothing was leased, or that is uncertain)──► closed
 
-While a reservation is open its rows may be leased to the engine in the store before the engine
-knows of them. So an open reservation keeps the engine from stopping, and keeps an audit from
-releasing claims that it does not know.
+While a reservation is open, rows may be leased to the engine in the store before the engine knows
+of them. So an open reservation keeps the engine from stopping, and keeps an audit from releasing
+claims that it does not know.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable
 from longwatch.engine.claim_source import ClaimedRow
 
 Delivered = tuple[list[ClaimedRow], float]
-"""Rows, and when they were asked for, on `boottime()`."""
+"""Rows, and when they were requested, on `boottime()`."""
 
 
 class Reservation:
-    """Free capacity of an engine. Code that inserts rows may lease so many of them to the engine,
-    in the transaction that inserts them.
+    """Reserved capacity of an engine. Code that inserts rows may lease up to `limit` of them to the
+    engine, in the transaction that inserts them.
 
-    Call `deliver` with the leased rows once that is committed, and `close` in any case: the engine
-    does not stop before that.
+    Call `deliver` with the leased rows after the commit, and `close` in any case: the engine does
+    not stop before that.
     """
 
     def __init__(self, reservations: Reservations, limit: int, *, owner: int) -> None:
@@ -33,31 +33,31 @@ class Reservation:
         self.owner = owner
         self.is_closed = False
         self.is_uncertain = False
-        """Whether it is unknown if rows were leased. Set by the code that inserts them."""
+        """Whether it is unknown if rows were leased. The code that inserts them sets it."""
         self._reservations = reservations
 
     def deliver(self, claimed: list[ClaimedRow], requested_at: float) -> None:
-        """Pass on rows that were leased by a call made at this moment of `boottime()`.
+        """Pass on rows that were leased by a call made at `requested_at`, on `boottime()`.
         Thread-safe.
         """
         if claimed:
             self._reservations.delivered.append((claimed, requested_at))
 
     def close(self) -> None:
-        """End the reservation. The engine takes the delivered rows over."""
+        """End the reservation. The engine accepts the delivered rows."""
         self.is_closed = True
         self._reservations.close_one(is_uncertain=self.is_uncertain)
 
 
 class Reservations:
-    """The reservations of one engine. `on_close(is_uncertain)` is called when one is closed. Every
-    method may be called from any thread.
+    """The reservations of one engine. Calls `on_close(is_uncertain)` when one is closed. Every
+    method is thread-safe.
     """
 
     def __init__(self, on_close: Callable[[bool], None]) -> None:
         self.delivered: deque[Delivered] = deque()
         self.total = 0
-        """How many there ever were."""
+        """How many reservations were ever made."""
         self.lock = threading.Lock()
         self._open_count = 0
         self._on_close = on_close
@@ -68,7 +68,7 @@ class Reservations:
         return bool(self._open_count or self.delivered)
 
     def reserve(self, capacity: Callable[[], int], *, owner: int) -> Reservation | None:
-        """Reserve room for as many rows as there is capacity; None if there is none."""
+        """Reserve the current capacity. Returns None if there is none."""
         with self.lock:
             limit = capacity()
             if limit <= 0:

@@ -5,19 +5,19 @@ claimed ──begin──► begun ──run──► ended ──► finished, 
 
 How a row is settled, first rule first
     1. It never began: released. The engine drains, or its leases are not trusted.
-    2. Its settlement was forced (`RowContext.forced_settlement`): that one counts, whatever the
+    2. Its settlement was forced (`RowContext.forced_settlement`): settled that way, whatever the
        code returned or raised.
     3. Its lease was lost while it ran: released. If another worker owns the row by now, the source
-       refuses even that, so the row is settled by that worker alone.
+       refuses even that, and only that worker settles the row.
     4. Its code raised: `error_policy.settlement_for` decides (dead letter, failure, released).
-    5. Otherwise: what its runner returned.
+    5. Otherwise: the settlement that its runner returned.
     A row that was settled while its code ran (`RowContext.settled`) is only counted.
 
 Invariants
     1. Each row that goes into `Slot.live` comes out exactly once, with at most one settlement.
-    2. The beat page names the row from just before its code runs until just after. A process that
-       dies in between has this row to blame, and no other.
-    3. The context of a row is visible before the gate is asked. So a thread that closes the gate
+    2. The beat page names the row from just before its code runs until just after. If the process
+       dies in between, this row is blamed, and no other row of the slot.
+    3. The context of a row is visible before the gate is checked. So a thread that closes the gate
        either finds the context, or the row does not begin.
     4. Nothing that user code raises leaves the slot, not even an exit.
 """
@@ -44,10 +44,10 @@ from longwatch.host.beatpage import BeatPage
 class RowRunner(Protocol):
     """Runs one row: decodes it, calls the user's code, and returns the settlement.
 
-    It returns None if the settlement is unknown, and `AlreadySettled` if it has settled the row.
-    An awaitable is awaited on the engine's loop thread while the slot waits; one that cannot be is
-    closed. A `PendingResult` also says what becomes of the awaited value. An exception is a failure
-    of the row.
+    It returns None if the settlement is unknown, and `AlreadySettled` if it has settled the row. An
+    awaitable is awaited on the engine's loop thread while the slot waits. If that is impossible, it
+    is closed. A `PendingResult` also turns the awaited value into a settlement. An exception is a
+    failure of the row.
     """
 
     def __call__(
@@ -56,8 +56,8 @@ class RowRunner(Protocol):
 
 
 class FinishedRow(NamedTuple):
-    """A row that its slot is done with. `result` None: there is nothing to settle. `duration`
-    None: the row never began.
+    """A row that its slot has finished. `result` None: there is nothing to settle. `duration` None:
+    the row never began.
     """
 
     claimed: ClaimedRow
@@ -78,21 +78,21 @@ class BeginGate:
         self._is_open = True
 
     def close(self) -> None:
-        """Let no row begin. Rows that run go on."""
+        """Let no row begin. Running rows go on."""
         self._is_open = False
 
     def may_begin(self, now: float) -> bool:
-        """Whether a row may begin at this moment of `boottime()`."""
+        """Return whether a row may begin at this moment of `boottime()`."""
         return self._is_open and self._lease_trust.may_begin(now)
 
 
 class Slot:
-    """One place where user code runs, one row at a time. Its thread is the slot pool's.
+    """One place where user code runs, one row at a time, in a thread of the slot pool.
 
-    `context` is that of the row that runs, `last_begin_at` when a row began here last.
+    `context` is the context of the running row. `last_begin_at` is when a row last began here.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a row needs to begin, to run and to be judged
+    def __init__(  # noqa: PLR0913, PLR0917 - what a row needs to begin, run and settle
         self,
         number: int,
         runner: RowRunner,
@@ -114,9 +114,10 @@ class Slot:
         self._no_deadline = Deadline.never(engine_context.clock)
 
     def live(self, claimed: ClaimedRow) -> FinishedRow:
-        """Run one claimed row and say how it is settled. Blocks as long as the user's code runs.
+        """Run one claimed row and return how it is settled. Blocks while the user's code runs.
 
-        Every path ends in exactly one settlement, or in none because another worker owns the row.
+        Every path ends in one settlement, or in none because the row is settled already or its
+        settlement is unknown.
         """
         context = self._begin(claimed)
         if context is None:
@@ -131,7 +132,7 @@ class Slot:
         return FinishedRow(claimed, result, duration)
 
     def _begin(self, claimed: ClaimedRow) -> RowContext | None:
-        """Mark the row as running on the beat page; None if it may not begin any more."""
+        """Mark the row as running on the beat page. Returns None if it may not begin."""
         now = self._clock.monotonic()
         self.activity.heartbeat.beat()  # a slot that rested for long must not count as stalled
         context = self.context = RowContext(
@@ -145,7 +146,7 @@ class Slot:
         return context
 
     def _run(self, context: RowContext) -> RowResult:
-        """Call the runner, and wait for its result if that is asynchronous."""
+        """Call the runner, and wait for an asynchronous result."""
         try:
             result = self._runner(context.claimed, context)
             if result is None or type(result) is Settlement or type(result) is AlreadySettled:
@@ -153,12 +154,12 @@ class Slot:
             if not isinstance(result, PendingResult):
                 result = PendingResult(result, _identity)  # type: ignore[arg-type] # an awaitable
             return result.resolve(self._coroutine_runner, context)
-        except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too; it is a failure of this row
+        except BaseException as error:  # noqa: BLE001 - user code may raise any error or exit; the row fails
             return self._settle_error(context, error)
 
     def _settle_error(self, context: RowContext, error: BaseException) -> Settlement | None:
-        """Decide how a row whose code raised is settled, and emit its failure; None if the code has
-        settled it before.
+        """Decide how a row whose code raised is settled, and emit its failure. Returns None if the
+        code has already settled it.
         """
         settlement = settlement_for(context, error, self._retry)
         if isinstance(error, Release):
@@ -193,7 +194,7 @@ class Slot:
         )
 
     def _end(self, context: RowContext) -> float:
-        """Take the row off the beat page; return how many seconds it ran."""
+        """Remove the row from the beat page. Returns how many seconds it ran."""
         duration = self._clock.monotonic() - context.started_at
         context.close()
         self.activity.end()
@@ -202,7 +203,7 @@ class Slot:
 
 
 def released(claimed: ClaimedRow) -> FinishedRow:
-    """A row that goes back without having begun."""
+    """Return a row that is released without having begun."""
     return FinishedRow(claimed, Settlement(claimed.claim, RowOutcome.RELEASED), None)
 
 

@@ -1,11 +1,11 @@
-"""The runs of one loop or group, one after another, and how one is told to end.
+"""Allows one run at a time of a loop or group, and requests its stop.
 
-never ran ──shutdown──► told beforehand ──run──► (returns at once)
+never ran ──shutdown──► stopped early ──run──► (returns at once)
 idle ──run──► running ──shutdown, or by itself──► idle
 
-A run that gives up at its deadline ends, too, and leaves work behind. That is the moment in which
-the wait of a shutdown times out, so the end alone does not say whether all work has ended.
-`has_left_work` does. The run sets it before `ended`.
+A run that gives up at its deadline also ends, and leaves work behind. The wait of a shutdown times
+out at the same moment, so `ended` alone does not show whether all work has ended. `has_left_work`
+does. The run sets it before `ended`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _MAIN_THREAD_WAIT = 0.5
 
 
 def max_wait() -> float | None:
-    """How many seconds this thread may wait at a stretch; None: for ever.
+    """Return how many seconds this thread may wait at a stretch; None: no limit.
 
-    The main thread has to look up now and then: a signal that came to another thread, or to this
-    one in the moment before it began to wait, is handled only then.
+    The main thread has to wake up regularly. Only then Python handles a signal that another thread
+    received, or that arrived just before this wait began.
     """
     return _MAIN_THREAD_WAIT if threading.current_thread() is threading.main_thread() else None
 
 
 class RunHandle:
-    """One run: `stop_requested` is set when it has to end, `ended` when it has."""
+    """One run. `stop_requested` is set when it has to end, `ended` when it has ended."""
 
     def __init__(self, clock: Clock) -> None:
         self.stop_requested = Wakeup()
         self.ended = Wakeup()
         self.has_left_work = False
-        """Whether it ended before its work did, or too late."""
+        """Whether the run ended before its work did, or too late."""
         self._clock = clock
         self.deadline = Deadline.never(clock)
-        """Until when it has to have ended, once it was told to."""
+        """When the run has to have ended, once a stop was requested."""
         self._lock = threading.Lock()
 
     @property
@@ -49,19 +49,21 @@ class RunHandle:
         return self.stop_requested.is_set()
 
     def request_stop(self, deadline: Deadline) -> None:
-        """Have it end by then; of two who say so the earlier counts."""
+        """Request that the run ends by the deadline. Of two deadlines the earlier counts."""
         with self._lock:
             self.deadline = self.deadline.earlier(deadline)
         self.stop_requested.set()
 
     def wait_ended(self, timeout: float | None) -> bool:
-        """Wait for its end; True only if that comes within the timeout and all work has ended."""
+        """Wait for the end. Returns True only if it comes within the timeout and all work has
+        ended.
+        """
         return self._clock.wait(self.ended, timeout) and not self.has_left_work
 
 
 class RunGuard:
-    """One run at a time of the loop or group called `name`. Thread-safe. State is per
-    process: a guard that was made before a fork can run in the child.
+    """Allows one run at a time of the loop or group called `name`. Thread-safe. State is per
+    process: a guard made before a fork can run in the child.
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -75,12 +77,14 @@ class RunGuard:
 
     @property
     def current(self) -> RunHandle | None:
-        """The run that is under way."""
+        """The current run, if any."""
         return self._current if self._pid == os.getpid() else None
 
     @contextmanager
     def run(self) -> Iterator[RunHandle]:
-        """A run, from its beginning to its end; ServiceStateError if there is one."""
+        """Run from the beginning to the end of the context. Raises ServiceStateError if another run
+        is under way.
+        """
         run = self._begin()
         try:
             yield run
@@ -90,11 +94,11 @@ class RunGuard:
             run.ended.set()
 
     def request_stop(self, deadline: Deadline) -> RunHandle | None:
-        """Have the present run end by then, or the first one return at once; that run, if there
-        is one.
+        """Request that the current run ends by the deadline, or that the first run returns at once.
+        Returns the current run, if any.
         """
         self._reset_after_fork()
-        with self._lock:  # or a run that begins just now would hear nothing of it
+        with self._lock:  # otherwise a run that begins now would miss the request
             run = self._current
             if run is None:
                 self._is_stopped_early = not self._has_run

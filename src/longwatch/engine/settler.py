@@ -1,11 +1,11 @@
-"""The settler: which rows the slots have finished, and which settlements are not made yet.
+"""The settler: keeps the rows that slots have finished and the settlements still to make.
 
 A finished row waits in `_finished` until a cycle collects it. Its settlement then stays in
 `unsettled` until an exchange has made it. After an exchange that failed it is unknown which
-settlements were made. All of them stay and are made again, which is safe because they are fenced.
-If the source refuses one of these, the first try may have counted, and the event says so. The next
-batch is half as large, and a single settlement that failed goes to the end. So a settlement that
-cannot be made does not hold up the others.
+settlements were made. All of them are kept and made again, which is safe because they are fenced.
+If the source refuses one of these, the first attempt may have counted, and the event says so. The
+next batch is half as large, and a single settlement that failed goes to the end. So a settlement
+that cannot be made does not delay the others.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ from longwatch.store.claims import Claim
 
 
 class Settler:
-    """Owns the settlements of one engine, from the finished row to the answer of the source.
+    """Owns the settlements of one engine, from the finished row to the reply of the source.
 
-    `mailbox` is the mailbox of its messages, for events; a message may name its own. `add` may be
-    called from any thread, and the properties may be read from any. Everything else is for the
-    thread that runs the cycle.
+    `mailbox` names the mailbox in events, unless a message names its own. Any thread may call `add`
+    and read the properties. Everything else is for the thread that runs the cycle.
     """
 
     def __init__(self, engine_context: EngineContext, *, mailbox: str = "") -> None:
         self.unsettled: list[Settlement] = []
         self._rows: dict[Claim, ClaimedRow] = {}
-        """The rows of the unsettled settlements, but for those that no slot had."""
+        """The rows of the unsettled settlements, except rows that no slot had."""
         self._mailbox = mailbox
         self.completed = 0
-        """How many rows were run and settled; released rows do not count."""
+        """How many rows were run and settled. Released rows do not count."""
         self.stats = SettlementStats(engine_context)
         self._finished: deque[FinishedRow] = deque()
         self._settle_batch = engine_context.policy.settle_batch
@@ -58,11 +57,11 @@ class Settler:
         self._events = engine_context.events
         self._emit_given_up = emit_given_up(self._events)
 
-    # --- what there is to settle ---
+    # --- settlements to make ---
 
     @property
     def has_work(self) -> bool:
-        """Whether rows are finished, or settlements left from before."""
+        """Whether rows are finished, or earlier settlements are left."""
         return bool(self._finished or self.unsettled)
 
     @property
@@ -72,7 +71,7 @@ class Settler:
 
     @property
     def needs_cycle(self) -> bool:
-        """Whether settlements are left, or the last ones may have made rows due later."""
+        """Whether settlements are left, or the last ones may have delayed rows."""
         return bool(self.unsettled) or self._has_delayed
 
     def add(self, finished: FinishedRow) -> None:
@@ -111,9 +110,7 @@ class Settler:
         settled: Sequence[bool],
         given_up: Iterable[GivenUp] = (),
     ) -> None:
-        """Drop the settlements that were made or refused, and emit dead letters and the refused
-        ones.
-        """
+        """Drop the settlements that were made or refused. Emits dead letters and refusals."""
         del self.unsettled[: len(batch)]
         self._batch_limit = MAX_BATCH
         self._has_delayed = any(each.outcome is not RowOutcome.DONE for each in batch)
@@ -131,7 +128,7 @@ class Settler:
             self._emit_given_up(each)
 
     def exchange_failed(self, batch: Sequence[Settlement]) -> None:
-        """Keep the settlements, and make half as many next time."""
+        """Keep the settlements, and halve the next batch."""
         if not batch:
             return
         self._attempted.update(each.claim for each in batch)
@@ -166,7 +163,7 @@ class SettlementStats:
     """Emits one event for the rows of many exchanges, and none without an observer. Not
     thread-safe.
 
-    A refused settlement counts as refused only: how the row ended is unknown.
+    A refused settlement counts only as refused, because the outcome of the row is unknown.
     """
 
     def __init__(self, engine_context: EngineContext) -> None:
@@ -188,7 +185,7 @@ class SettlementStats:
     def record_exchange(
         self, batch: Sequence[Settlement], result: ExchangeResult, *, held: int
     ) -> None:
-        """Count the settlements of an exchange, and emit what it settled and claimed."""
+        """Count the settlements of an exchange, and emit the settled and claimed rows."""
         if not self._events.has_observers:
             return
         for settlement, is_settled in zip(batch, result.settled, strict=True):
@@ -199,7 +196,7 @@ class SettlementStats:
             self._events.emit(RowsClaimed(engine=self._engine, rows=len(result.claimed), held=held))
 
     def emit(self) -> None:
-        """Emit what was counted since the last time, if anything was."""
+        """Emit the counts since the last call, if there are any."""
         if not (self._durations or self._settled or self._refused):
             return
         settled, refused, durations = self._settled, self._refused, tuple(self._durations)

@@ -20,10 +20,10 @@ HandIn = Callable[[FinishedRow], ClaimedRow | None]
 
 
 class SlotPool:
-    """Runs the rows that are put into `waiting`, in that order.
+    """Runs the rows that are put into `waiting`, in that order. Thread-safe.
 
-    Every row comes out through `hand_in`, called in the thread that finished or released the row.
-    It may return a claimed row, which that slot runs next, ahead of the queue. Thread-safe.
+    Every row leaves through `hand_in`, called in the thread that finished or released the row. It
+    may return a claimed row, which that slot runs next, ahead of the queue.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SlotPool:
             self._started_threads.append(thread)
 
     def stop(self, deadline: Deadline) -> bool:
-        """End the threads that were started; False if one did not end in time."""
+        """End the threads that were started. Returns False if one did not end in time."""
         for _ in self._started_threads:
             self.waiting.put(None)
         ended = [thread.wait(self._clock, deadline) for thread in self._started_threads]
@@ -86,18 +86,20 @@ class SlotPool:
         return self.waiting.empty() and not any(slot.context is not None for slot in self.slots)
 
     def running(self) -> list[RowContext]:
-        """The contexts of the rows that run just now."""
+        """Return the contexts of the rows that run now."""
         return [context for slot in self.slots if (context := slot.context) is not None]
 
     def is_stuck(self, seconds: float) -> bool:
-        """Whether every slot is busy and no row has begun for so long."""
+        """Return whether every slot is busy and no row has begun for that many seconds."""
         last_begin_at = max(slot.last_begin_at for slot in self.slots)
         return self._clock.monotonic() - last_begin_at >= seconds and len(self.running()) == len(
             self.slots
         )
 
     def stale(self, older_than: float) -> list[RowContext]:
-        """The contexts of running rows whose code has given no beat for so long."""
+        """Return the contexts of running rows whose code has sent no heartbeat for `older_than`
+        seconds.
+        """
         return [
             context
             for slot in self.slots
@@ -105,7 +107,7 @@ class SlotPool:
         ]
 
     def release_waiting(self, *, keep: int = 0) -> None:
-        """Hand in the rows that wait, released; the first `keep` go on waiting."""
+        """Hand in the waiting rows as released. The first `keep` stay in the queue."""
         waiting = self._take_waiting()
         for claimed in waiting[:keep]:
             self.waiting.put(claimed)
@@ -113,17 +115,18 @@ class SlotPool:
             self._hand_in(released(claimed))
 
     def blame_only_stalled(self, threshold: float) -> None:
-        """Clear rows whose slot has beaten within `threshold` seconds of blame: the process is
-        about to be ended because other slots have not.
+        """Exempt rows whose slot has sent a heartbeat in the last `threshold` seconds from blame:
+        the process is about to be ended because other slots stalled.
         """
         for slot in self.slots:
             if slot.context is not None and slot.activity.heartbeat.elapsed() <= threshold:
                 slot.activity.end()
 
     def lose_lease(self, context: RowContext, *, is_blameless: bool) -> None:
-        """Mark the lease of a running row as lost. `is_blameless`: the row is not to blame if the
-        process dies from now on. Otherwise its lease lapses because it gives no beat, and the beat
-        page says so.
+        """Mark the lease of a running row as lost.
+
+        `is_blameless`: the row is not to blame if the process dies from now on. Otherwise its lease
+        lapses because it sends no heartbeat, and the beat page says so.
         """
         context.lose_lease()
         for slot in self.slots:

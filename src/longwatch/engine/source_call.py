@@ -1,4 +1,6 @@
-"""Calls to a source that may fail: contained, counted, told, and spaced by the one backoff."""
+"""Makes calls to a source that may fail: catches errors, emits them, and spaces the retries with
+the backoff.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,18 @@ SOURCE_RETRY = BackoffPolicy(initial=0.05, factor=2.0, cap=2.0, jitter=0.25)
 
 
 OUTAGE_REMINDER = 16
-"""Failures in a row after which an outage is told again, at this one and at every doubling."""
+"""Failures in a row after which an outage is emitted again, at this number and at every
+doubling.
+"""
 
 
 class SourceCall:
-    """One kind of call. Whatever it raises is told, and no reason for a thread of the engine to
-    end.
+    """One kind of call to a source. It emits every error instead of raising it, so no thread of the
+    engine ends. Not thread-safe.
 
-    `retry_in` is how long to wait before the next try; 0 when the last one worked. One owner; not
-    thread-safe. An outage makes every kind of call fail: that which failed first tells of it, once,
-    and when it lasts now and then again.
+    `retry_in` is how long to wait before the next attempt, 0 after a success. An outage makes every
+    kind of call fail. Only the kind that failed first emits it, once, and again from time to time
+    while it lasts.
     """
 
     def __init__(self, name: str, engine_context: EngineContext) -> None:
@@ -38,13 +42,13 @@ class SourceCall:
         self._backoff = Backoff(SOURCE_RETRY)
 
     def run(self, call: Callable[[], T]) -> T | None:
-        """Its result, or None if it raised."""
+        """Return the result of the call, or None if it raised."""
         try:
             result = call()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may be anybody's code; the event tells
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may raise any error; it is emitted
             self._on_failure(error)
             return None
-        self._failing_calls.clear()  # the source answers: the next failure is news
+        self._failing_calls.clear()  # the source replied: the next failure is a new outage
         if self.retry_in:
             self._on_recovery()
         return result

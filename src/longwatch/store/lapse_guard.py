@@ -18,10 +18,10 @@ A sweeper looks at all owners at one moment. The owners in question renew their 
         └──renewed, or reclaimed────┴──────────────────────────────────┘
 
 Invariants
-1. The leases of a dead owner, and of one that does not renew (a bare `receive`), never wait.
+1. The leases of a dead owner, and of an owner that does not renew (a bare `receive`), never wait.
 2. An owner waits for one interval at most, counted from the first look that saw it lapsed. A later
-   look neither restarts nor ends the wait. When several owners lapsed together, the first one that
-   renews must not cost the others their leases.
+   look neither restarts nor ends the wait. When several owners lapsed together, the first to renew
+   must not cost the others their leases.
 3. The guard remembers only owners that the last look saw lapsed.
 4. Waiting changes no lease. The owner may renew or settle meanwhile; the store decides then.
 

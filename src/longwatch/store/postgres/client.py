@@ -47,8 +47,8 @@ _SCHEMA_CURE = "run CREATE SCHEMA longwatch, and add options=-csearch_path=longw
 
 
 class CommitUnknownError(Exception):
-    """The reply to a commit was lost. Holds what is needed to ask whether it was made, and the
-    result to return if so.
+    """The reply to a commit was lost. Holds the marker with which to ask whether it was made, and
+    the result to return if so.
     """
 
     def __init__(self, transaction: PostgresTransaction, marker: CommitMarker, result: Any) -> None:

@@ -96,8 +96,8 @@ class ServerAddress:
         return {name: str(self._parts[name]).split(",") for name in names}
 
     def connect(self, deadline: Deadline) -> PostgresConnection:
-        """Make a new connection. Divides the remaining time among the hosts, so that one that drops
-        packets leaves time for the next.
+        """Make a new connection. Divides the remaining time among the hosts, so that a host that
+        drops packets leaves time for the next.
         """
         attempts = self.conninfos()
         for left in range(len(attempts), 0, -1):
@@ -323,7 +323,7 @@ _BEGIN_SESSION = (
 
 
 def begin_session(connection: PostgresConnection, masked_url: str, deadline: Deadline) -> list[str]:
-    """Apply the session settings, and return what is unsafe about the server's settings. Raises
+    """Apply the session settings, and return the unsafe settings of the server. Raises
     StoreLocationError for a database that cannot store every text.
     """
     [(encoding, *settings)] = connection.query(_BEGIN_SESSION, (), deadline)
