@@ -76,7 +76,7 @@ def computations(rows: Iterable[ClaimedRow]) -> tuple[str, ...]:
 class RowOutcome(StrEnum):
     """How the work on a row ended, for its source."""
 
-    DONE = auto()  # finished: the row is deleted
+    DONE = auto()  # finished: the row leaves the queue
     FAILED = auto()  # its code raised: released after the delay, one failure more
     CRASHED = auto()  # it may have ended its process: released, one crash more
     RELEASED = auto()  # not its fault: released, no budget is spent

@@ -14,9 +14,9 @@ Each counter but `releases` has a budget. A row that spends one is given up in t
 counts the last event.
 
 A row is a *suspect* when it has crashed or was lost, and one more such event would spend that
-budget. Only the next crash of a suspect gives a row up. So a suspect runs with no other row beside
-it, and its crash has one possible cause. Rows with fewer crashes run together, because most crashes
-are accidents.
+budget. Only a suspect can be given up by its next crash. So a suspect runs with no other row beside
+it, and that crash has one possible cause. Rows with fewer crashes run together, because most
+crashes are accidents.
 
 `tests/unit/test_blame_simulation.py` runs 4 poison messages among 1,000, with 16 slots and 60
 seeds. Suspects that run beside ordinary rows cost innocent rows their budget in every run. Suspects

@@ -75,9 +75,9 @@ UPDATE {table} SET lease_state = 0 WHERE seq = ANY (ARRAY(
 ))
 
 -- name: lapsed_owners
--- The owners of leases that have ended. Locks nothing. The server's clock decides, so
--- the boot of the owner's machine does not matter. An owner whose row was deleted during the claim
--- counts as draining, which blames no row.
+-- The owners of leases that have ended. Locks nothing. The server's clock decides, so the boot of
+-- the owner's machine does not matter. An owner whose row was deleted during the claim counts as
+-- draining, which blames no row.
 SELECT leased.owner, coalesce(incarnation, ''),
     CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
     coalesce(draining, 1), renew_seconds

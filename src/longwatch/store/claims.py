@@ -105,10 +105,10 @@ _LEASE_UNTIL_SQL = {
 
 
 class Claims:
-    """Leases over one table. Stateless but for the registry of owners.
+    """Leases over one table. Keeps no state except the registry of owners.
 
     Rows are returned as seq, owner, term, then `columns`. `claim_condition` is an SQL condition on
-    `:queue`: while it is false, no row of the queue is claimed. `lease_sql` says how rows keep
+    `:queue`: while it is false, no row of the queue is claimed. `lease_sql` defines how rows keep
     their leases, by default in `lease_until`.
     """
 

@@ -136,7 +136,9 @@ class Database(ABC):
     dialect: str
     url: str
     has_single_writer: bool = True
-    """Whether writers wait for each other, so that a read that avoids an empty write pays."""
+    """Whether writers wait for each other, so that it pays to read before a write that may be
+    empty.
+    """
     is_shared: bool = False
     """Whether other machines may use it."""
 

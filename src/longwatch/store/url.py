@@ -38,7 +38,7 @@ def open_database(url: str, *, auto_migrate: bool = False) -> Database | None:
             return SqliteDatabase(_sqlite_path(url, rest))
         case "postgresql" | "postgres", _:
             with require_extra("postgres", url):
-                from longwatch.store.postgres.database import PostgresDatabase  # noqa: PLC0415 - slow to import, rarely used
+                from longwatch.store.postgres.database import PostgresDatabase  # noqa: PLC0415 - psycopg is optional
 
                 return PostgresDatabase(url, auto_migrate=auto_migrate)
     return None

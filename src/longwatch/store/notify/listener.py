@@ -63,10 +63,10 @@ class NotifyConnection(Protocol):
         """
 
     def subscribe(self, channels: set[str]) -> None:
-        """Receive these channels and no others; nothing to do where all are received."""
+        """Receive these channels and no others. Does nothing on a connection that receives all."""
 
     def receive(self) -> ChannelsToWake:
-        """Read what has arrived; called when the descriptor is readable."""
+        """Read the notifications that have arrived. Called when the descriptor is readable."""
 
     def check_alive(self) -> None:
         """Called once every wake interval; raises if the other side does not reply."""
@@ -84,7 +84,7 @@ class NotificationListener(ABC):
 
     thread_name: ClassVar[str]
     connection_errors: ClassVar[tuple[type[Exception], ...]]
-    """What a connection raises when it fails; the thread connects again."""
+    """The errors of a failed connection, after which the thread connects again."""
     connects_in_caller: ClassVar[bool] = False
     """Whether the first `listen` makes the first connection and raises its error."""
     linger: ClassVar[float | None] = None
@@ -223,7 +223,7 @@ class NotificationListener(ABC):
 
 
 class WakePipe:
-    """Wakes a thread that waits for a descriptor. Every method may be called from any thread."""
+    """Wakes a thread that waits for a descriptor. Every method is thread-safe."""
 
     def __init__(self) -> None:
         self.fileno, self._write_fd = os.pipe()
@@ -300,7 +300,7 @@ class Subscriptions:
                     del self._by_channel[channel]
 
     def channels(self) -> set[str]:
-        """The channels to receive; forgets those that have lingered long enough."""
+        """Return the channels to receive. Forgets those that have lingered long enough."""
         with self._lock:
             long_ago = self._now() - self._linger
             for channel in [each for each, left_at in self._left_at.items() if left_at < long_ago]:

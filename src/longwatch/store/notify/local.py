@@ -107,7 +107,7 @@ class PeerSockets:
         self._is_current = False
 
     def paths(self) -> list[str]:
-        """The paths of the sockets; none when the directory is gone."""
+        """Return the paths of the sockets; none when the directory is gone."""
         try:
             mtime = os.stat(self._directory).st_mtime_ns  # noqa: PTH116 - three times as fast, on every commit
         except OSError:
@@ -145,7 +145,7 @@ class LocalNotifier:
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def notify(self, channels: Iterable[str]) -> None:
-        """Notify every subscription to one of these channels; for one thread at a time."""
+        """Notify every subscription to one of these channels. Not thread-safe."""
         names = tuple(channels)
         message = "\n".join(names).encode()
         for path in self._peers.paths():
