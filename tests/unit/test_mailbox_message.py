@@ -296,7 +296,7 @@ UNFIT: dict[str, tuple[Act, str]] = {
     ),
     "reply_to": (
         lambda mailbox: mailbox.send(1, reply_to=5),  # type: ignore[arg-type]
-        "reply_to must be a mailbox, or the name of one, not of type int",
+        "reply_to must be a Mailbox or the name of a mailbox, not of type int",
     ),
     "cancel": (lambda mailbox: mailbox.cancel("\ud800"), "message_id must be text"),
     "show": (lambda mailbox: mailbox.dead_letters.show(5), "message_id must be text"),  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
-"""The interface below a mailbox: one queue of one store. Memory, SQL and Redis implement it;
-`Mailbox` does everything else.
+"""The protocol of one queue in one store, which the memory, SQL and Redis backends implement.
 
-It is a `ClaimSource` (register_owner, exchange, renew, sweep, next_due, listen) whose items are
-`MessageRecord` values, and the methods below.
+A backend is a `ClaimSource` (register_owner, exchange, renew, sweep, next_due, listen) whose items
+are `MessageRecord` values, and has the methods below. `Mailbox` does everything else.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MAILBOX_KIND = "mailbox"
 
 
 class Backend(ClaimSource, Protocol):
-    """One queue. Every method may be called from any thread; the mailbox closes it."""
+    """One queue of one store. Every method is thread-safe."""
 
     limits: MailboxLimits
 
@@ -30,62 +29,62 @@ class Backend(ClaimSource, Protocol):
         """Identifies the store: mailboxes whose identities are equal reach each other by name."""
 
     def default_owner(self) -> int:
-        """The owner that bare receives of this process share in this store; registered when first
-        needed, anew after a fork.
+        """Return the owner that `Mailbox.receive` calls of this process share in this store. The
+        first call registers it, and so does the first call after a fork.
         """
 
     def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
-        """Store all or none, durably; the ids. A message whose `dedupe_key` is still queued
-        or leased yields the first one's id.
+        """Store all messages or none, durably, and return their ids. If a message with the same
+        `dedupe_key` is still queued or leased, return its id and store nothing for this one.
 
-        MailboxFullError when they do not all fit. With `tx` they are stored when that transaction
-        commits.
+        Raises MailboxFullError if they do not all fit. With `tx` they are stored when that
+        transaction commits.
         """
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
-        """Settle without claiming; for each whether the row was still the claimant's."""
+        """Settle without claiming. Return for each settlement whether its claim still matched."""
 
     def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
-        """Extend one lease to `lease_seconds` from now, never shortening it; False if the claim no
-        longer matches.
+        """Extend one lease to `lease_seconds` from now, never shortening it. Return False if the
+        claim no longer matches.
         """
 
     def stats(self) -> MailboxStats: ...
 
     def peek(self, *, limit: int) -> list[MessageRecord]:
-        """The messages that a claim would return next, in that order, without leasing them."""
+        """Return the messages that a claim would return next, in order, without leasing them."""
 
     def cancel(self, message_id: str) -> bool:
-        """Remove a message that is not leased; False if there is none."""
+        """Remove a message that is not leased. Return False if there is none with this id."""
 
     def pause(self, *, paused: bool) -> None:
         """Pause or resume claims, for every process."""
 
     def purge(self) -> int:
-        """Remove every message that is not leased; how many."""
+        """Remove every message that is not leased. Return how many."""
 
     def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """The dead letters whose position is above `after`, oldest first."""
+        """Return the dead letters whose position is above `after`, oldest first."""
 
     def find_dead_letter(self, message_id: str) -> DeadLetter | None: ...
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
-        """Put dead letters back at the end of the line with clean counters; for each whether it
-        was there.
+        """Put dead letters back at the end of the queue, with their counters at zero. Return for
+        each whether it existed.
         """
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
-        """Remove dead letters for good; for each whether it was there."""
+        """Delete dead letters. Return for each whether it existed."""
 
 
 def mailbox_locator(url: str, name: str) -> dict[str, str]:
-    """How another process finds a mailbox: `url.open_source` makes a claim source of it."""
+    """Return the value from which `url.open_source` opens this mailbox in another process."""
     return {"kind": MAILBOX_KIND, "url": url, "name": name}
 
 
 @contextmanager
 def mailbox_errors() -> Iterator[None]:
-    """Raise errors of the store as MailboxConnectionError."""
+    """Raise a StoreError as MailboxConnectionError, with the same text and exit code."""
     try:
         yield
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""The dead letters of one mailbox."""
+"""Lists, replays and drops the dead letters of one mailbox."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PAGE_SIZE = 100
 
 
 class DeadLetters:
-    """Messages that were given up, each with its history. Iterating goes through all of them,
-    oldest first, page by page.
+    """The dead letters of a mailbox, each with its history. Iterating yields all of them, oldest
+    first, and reads them page by page.
     """
 
     def __init__(self, mailbox: str, backend: Backend) -> None:
@@ -35,21 +35,25 @@ class DeadLetters:
             return self._backend.find_dead_letter(validate_message_id(message_id))
 
     def replay(self, *ids: str) -> list[bool]:
-        """Put them back in line with clean counters; for each whether it was there."""
+        """Put dead letters back in the queue with their counters at zero. Return for each whether
+        it existed.
+        """
         with mailbox_errors():
             return self._backend.replay([validate_message_id(each) for each in ids])
 
     def drop(self, *ids: str) -> list[bool]:
-        """Remove them for good; for each whether it was there."""
+        """Delete dead letters. Return for each whether it existed."""
         with mailbox_errors():
             return self._backend.drop([validate_message_id(each) for each in ids])
 
     def replay_all(self) -> int:
-        """Replay those that are dead now; how many. One that dies again meanwhile stays dead."""
+        """Replay the dead letters that exist now. Return how many. A message that is dead-lettered
+        again meanwhile is not replayed twice.
+        """
         return self._for_all(self.replay)
 
     def drop_all(self) -> int:
-        """Drop those that are dead now; how many."""
+        """Delete the dead letters that exist now. Return how many."""
         return self._for_all(self.drop)
 
     def _for_all(self, action: Callable[..., list[bool]]) -> int:

@@ -1,16 +1,16 @@
 """The limits of a mailbox, and the one rule by which it gives a message up.
 
-Three budgets say how often a message may fail, crash its process and be lost. A message that spends
-one is given up in the transaction that counts the last event, so no worker runs it again:
+Three budgets limit how often a message may fail, crash its process and be lost. A message that
+spends one is given up in the transaction that counts the last event, so no worker runs it again:
 
     event              counted by                               budget spent
     crash, loss        the sweep                                dead letter `poison` or `lost`
     failure            the settlement FAILED                    dead letter `failed`
     crash              the settlement CRASHED                   dead letter `poison`
-    last failure       the settlement DEAD of the worker        dead letter `failed`, `unanswered`
+    last failure       the settlement DEAD by the worker        dead letter `failed`, `unanswered`
 
 A claim applies the rule once more, because the limits may have been lowered since then, and because
-a message expires by time alone. The rule looks at four facts of the message, in this order:
+a message expires by time alone. The rule checks four facts of the message, in this order:
 
     crashes reach `max_crashes`     poison    kept as a dead letter
     losses reach `max_lost`         lost      kept as a dead letter
@@ -18,13 +18,13 @@ a message expires by time alone. The rule looks at four facts of the message, in
     its expiry time has passed      expired   kept only if the sender asked for it, else removed
 
 A sweep also gives up expired messages that no worker claims. `give_up_reason` decides for the
-memory and SQL backends; whether a row has expired is an expression in SQL, because the store's
-clock decides it. Redis claims in a script, so `claim.lua` has the same rule under the same
-names. `tests/integration/test_give_up_rule.py` compares all four backends with it.
+memory and SQL backends. SQL computes whether a row has expired, because the store's clock decides
+it. Redis claims in a script, so `claim.lua` has the same rule under the same names.
+`tests/integration/test_give_up_rule.py` compares all four backends with it.
 
-The budgets belong to the mailbox and are stored with it: a sweep reclaims rows of every mailbox,
-and applies the budgets of each. A process that sets a budget stores it when it first uses the
-mailbox. A process that leaves it out uses the stored one, or the default if no process has set it.
+The budgets are stored with the mailbox, because a sweep reclaims rows of every mailbox and applies
+the budgets of each. A process that sets a budget stores it when it first uses the mailbox. A
+process that leaves it out uses the stored one, or the default if no process has set it.
 """
 
 from __future__ import annotations
@@ -41,25 +41,24 @@ FAILED = "failed"
 UNANSWERED = "unanswered"
 EXPIRED = "expired"
 COUNTED_AS_FAILURE = frozenset({FAILED, UNANSWERED})
-"""The reasons of a worker that count one failure more."""
+"""The reasons of a DEAD settlement that count as one more failure."""
 BUDGETS = ("max_failures", "max_crashes", "max_lost")
 
 
 class _Unset(int):
-    """The default of a budget, which says that the caller has not set it."""
+    """The default of a budget that the caller has not set."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailboxLimits:
-    """When a mailbox gives a message up, and how many messages it takes.
+    """When a mailbox gives a message up, and how many messages it accepts.
 
     A message is dead-lettered with its failure number `max_failures`, its crash number
-    `max_crashes` or its loss number `max_lost`. These budgets are stored with
-    the mailbox; the stored value holds where one is left out. `max_size` counts ready, delayed and
-    leased messages; None: no limit. Dead letters older than `dead_retention` seconds are removed;
-    None: never.
+    `max_crashes` or its loss number `max_lost`. These budgets are stored with the mailbox. A budget
+    that is left out has the stored value. `max_size` counts ready, delayed and leased messages;
+    None: no limit. Dead letters older than `dead_retention` seconds are deleted; None: never.
     """
 
     max_failures: int = _Unset(5)
@@ -85,12 +84,12 @@ class MailboxLimits:
 
     @property
     def set_budgets(self) -> dict[str, int | None]:
-        """The budgets by name; None for one that the caller has not set."""
+        """The budgets by name; None for a budget that the caller has not set."""
         return {name: getattr(self, name) if name in self._set else None for name in BUDGETS}
 
     def with_stored(self, stored: Sequence[int | None]) -> MailboxLimits:
-        """These limits, with the stored budgets, in the order of `BUDGETS`, for those that the
-        caller has not set.
+        """Return these limits with stored values for the budgets that the caller has not set.
+        `stored` is in the order of `BUDGETS`.
         """
         unset: dict[str, Any] = {
             name: value
@@ -100,7 +99,7 @@ class MailboxLimits:
         return replace(self, **unset) if unset else self
 
     def must_be_stored(self, stored: Sequence[int | None]) -> bool:
-        """Whether the caller has set a budget that is stored otherwise."""
+        """Return whether the caller has set a budget to another value than the stored one."""
         return any(
             value not in {None, other}
             for value, other in zip(self.set_budgets.values(), stored, strict=True)
@@ -110,7 +109,7 @@ class MailboxLimits:
 def give_up_reason(
     limits: MailboxLimits, *, crashes: int, failures: int, is_expired: bool, lost: int = 0
 ) -> str | None:
-    """Why a message is given up; None if it is not."""
+    """Return why a message is given up; None if it is not."""
     if crashes >= limits.max_crashes:
         return POISON
     if lost >= limits.max_lost:
@@ -121,5 +120,5 @@ def give_up_reason(
 
 
 def is_kept(reason: str, *, keep_expired: bool) -> bool:
-    """Whether a message that is given up becomes a dead letter."""
+    """Return whether a message that is given up becomes a dead letter."""
     return reason != EXPIRED or keep_expired

@@ -1,5 +1,6 @@
-"""A named queue with leases: at-least-once delivery, a fresh receipt for every delivery, late
-writers that change nothing.
+"""The public mailbox: a named queue with leases and at-least-once delivery.
+
+Every delivery has a new receipt. Settling with the receipt of a lost lease changes nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from longwatch.store.json_codec import Codec
 BodyT = TypeVar("BodyT")
 
 _SWEEP_SECONDS = 0.5
-"""Those who receive look for dead owners and ended leases this often, in seconds."""
+"""Seconds between two sweeps for dead owners and ended leases while a receiver waits."""
 _POLL_SECONDS = 1.0
-"""And for messages, should a hint be lost."""
+"""Seconds between two polls for messages, because a notification may get lost."""
 
 
 class Mailbox(Generic[BodyT]):
-    """One mailbox. Thread-safe; making it opens nothing, and after a fork the child opens its own
-    connections.
+    """Sends and receives the messages of one named queue. Thread-safe.
 
-    `max_failures`, `max_crashes` and `max_size` belong to the backend it was opened with. `router`
-    opens another mailbox by name, for replies to a name.
+    The constructor opens nothing. After a fork the child opens its own connections. `max_failures`,
+    `max_crashes` and `max_size` belong to the backend. `router` opens the mailbox that a `reply_to`
+    names.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class Mailbox(Generic[BodyT]):
         dedupe_key: str | None = None,
         tx: Any = None,
     ) -> str:
-        """Store a message durably; its id. A repeated `dedupe_key` that is still queued or leased
-        returns the first id.
+        """Store a message durably and return its id. If a message with the same `dedupe_key` is
+        still queued or leased, return its id instead.
 
-        A message that nobody took within `expires_in` is counted and removed, with `keep_expired`
-        it goes to the dead letters.
+        A message that no worker claims within `expires_in` seconds is counted and removed. With
+        `keep_expired` it becomes a dead letter.
         """
         [stored] = self.send_many(
             [body],
@@ -100,7 +101,7 @@ class Mailbox(Generic[BodyT]):
         dedupe_keys: Sequence[str | None] | None = None,
         tx: Any = None,
     ) -> list[str]:
-        """Store several messages in one transaction, all or none; their ids."""
+        """Store several messages in one transaction, all or none. Return their ids."""
         self._require_open()
         delay = validation.validate_delay(delay_seconds)
         expiry = validation.validate_expiry(expires_in)
@@ -136,8 +137,8 @@ class Mailbox(Generic[BodyT]):
         wait_time_seconds: float = 0,
         cancel: CancelToken | None = None,
     ) -> list[Message[BodyT]]:
-        """Up to `max_messages` messages as soon as there is at least one; `[]` after the wait,
-        or when closed or cancelled.
+        """Lease up to `max_messages` messages as soon as there is at least one. Blocks for at most
+        `wait_time_seconds`. Returns `[]` after that, or when the mailbox is closed or `cancel` set.
         """
         limit = validation.validate_max_messages(max_messages)
         lease_seconds = validation.validate_visibility(visibility_timeout)
@@ -155,10 +156,10 @@ class Mailbox(Generic[BodyT]):
     def acknowledge_many(
         self, messages: Iterable[Message[Any]], tx: Any = None
     ) -> list[SettleResult]:
-        """Settle several deliveries in one statement; for each `settled` or `expired`.
+        """Acknowledge several messages at once. Return `settled` or `expired` for each.
 
-        With `tx` that is so once the transaction commits; until then, and if it never does, the
-        messages are not finalized.
+        With `tx` the result holds once the transaction commits. Until then, and if it rolls back,
+        the messages are not finalized.
         """
         messages = list(messages)
         settlements = [
@@ -169,10 +170,10 @@ class Mailbox(Generic[BodyT]):
         _finalize(messages, tx)
         return [SettleResult.SETTLED if done else SettleResult.EXPIRED for done in settled]
 
-    # --- looking and managing ---
+    # --- inspecting and managing ---
 
     def approximate_count(self) -> int:
-        """How many messages are ready, delayed or leased."""
+        """Return how many messages are ready, delayed or leased."""
         stats = self.stats()
         return stats.ready + stats.delayed + stats.leased
 
@@ -181,12 +182,12 @@ class Mailbox(Generic[BodyT]):
             return self.backend.stats()
 
     def cancel(self, message_id: str) -> bool:
-        """Remove a queued message by its id; False if it is not there, or leased."""
+        """Remove a queued message by its id. Return False if it does not exist or is leased."""
         with mailbox_errors():
             return self.backend.cancel(validation.validate_message_id(message_id))
 
     def pause(self) -> None:
-        """Hand nothing out any more, in any process, until `resume`."""
+        """Stop claims from this mailbox in every process until `resume`."""
         with mailbox_errors():
             self.backend.pause(paused=True)
 
@@ -195,7 +196,7 @@ class Mailbox(Generic[BodyT]):
             self.backend.pause(paused=False)
 
     def purge(self) -> int:
-        """Remove every message that is not leased; how many."""
+        """Remove every message that is not leased. Return how many."""
         with mailbox_errors():
             return self.backend.purge()
 
@@ -204,16 +205,16 @@ class Mailbox(Generic[BodyT]):
         return self._closed.is_set()
 
     def on_close(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have something called when it is closed, at once if it is; returns what takes that off
-        again.
+        """Call `listener` when the mailbox is closed, at once if it is closed already. Return a
+        function that removes the listener.
         """
         return self._closed.subscribe(listener)
 
     def close(self) -> None:
-        """Wake those who wait here and take no more; the messages stay. Idempotent.
+        """Wake waiting receivers and accept no more calls to send or receive. Idempotent.
 
-        What was received can still be settled. The store is let go when nothing that came of it is
-        left, or by its own `close`.
+        The messages stay, and received messages can still be settled. The store closes when no
+        reference to it is left, or by its own `close`.
         """
         self._closed.set()
 
@@ -236,19 +237,19 @@ class Mailbox(Generic[BodyT]):
             return self.backend.settle([settlement])[0]
 
     def reply_mailbox(self, name: str) -> Mailbox[Any] | None:
-        """The mailbox of that name in the same store; None where names lead nowhere."""
+        """Return the mailbox of that name in the same store; None without a router."""
         return None if self._router is None else self._router(name)
 
     def _should_stop(self, wakeup: Wakeup, cancel: CancelToken | None) -> bool:
-        """Whether to receive no more; lowers the flag first, so that whatever comes from here on
-        raises it again.
+        """Return whether the mailbox is closed or the receive cancelled. Clears the wakeup first,
+        so that a later notification sets it again.
         """
         wakeup.clear()
         return self._closed.is_set() or (cancel is not None and cancel.cancelled)
 
     def _claim_or_sweep(self, limit: int, lease_seconds: float) -> list[Message[BodyT]]:
-        """Claim. Sweep before it now and then, so that a busy line hides no ended lease, and
-        whenever there is nothing.
+        """Claim messages. Sweep first when a sweep is due, because a busy queue is never empty.
+        Sweep and claim again when the queue is empty.
         """
         if self.clock.monotonic() - self._swept_at >= _SWEEP_SECONDS:
             self._sweep()
@@ -262,8 +263,8 @@ class Mailbox(Generic[BodyT]):
             return self.backend.sweep()
 
     def _claim(self, limit: int, lease_seconds: float) -> list[Message[BodyT]]:
-        """Claim, and dead-letter at once what cannot be decoded; claim again only if all of it
-        was.
+        """Claim messages and dead-letter those whose body cannot be decoded. Claim again if none is
+        left.
         """
         while True:
             with mailbox_errors():
@@ -289,7 +290,7 @@ class Mailbox(Generic[BodyT]):
             return None
 
     def _wait_seconds(self, deadline: Deadline) -> float:
-        """Until the next look: a due message, a sweep, or the deadline, whichever comes first."""
+        """Return the seconds until the next due message, sweep, poll or the deadline."""
         with mailbox_errors():
             due = self.backend.next_due()
         waits = [
@@ -311,22 +312,20 @@ class Mailbox(Generic[BodyT]):
             yield wakeup
 
     def _reply_name(self, reply_to: Mailbox[Any] | str | None) -> str | None:
-        """A message carries the name of a mailbox in the same store, whichever way that was
-        given.
-        """
+        """Return the name of the reply mailbox, which must be in the same store."""
         if reply_to is None:
             return None
         if isinstance(reply_to, str):
             return validation.validate_name(reply_to)
         if not isinstance(reply_to, Mailbox):
             raise InvalidParameterError(
-                f"reply_to must be a mailbox, or the name of one, not of type "
+                f"reply_to must be a Mailbox or the name of a mailbox, not of type "
                 f"{type(reply_to).__name__}"
             )
         if reply_to.backend.store_identity != self.backend.store_identity:
             raise UnsupportedError(
                 f"a reply to {reply_to.name!r} would not arrive: it is in another store than "
-                f"{self.name!r}; open both in one"
+                f"{self.name!r}; open both in one store"
             )
         return reply_to.name
 
@@ -336,8 +335,8 @@ class Mailbox(Generic[BodyT]):
 
 
 def _finalize(messages: Sequence[Message[Any]], tx: Any) -> None:
-    """Now, or once the transaction commits; that of a connection of the user's own tells nobody
-    here that it did.
+    """Finalize messages now, or once the transaction commits. A transaction on the user's own
+    connection has no commit hook, so its messages are never finalized.
     """
 
     def finalize() -> None:

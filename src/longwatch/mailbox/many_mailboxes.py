@@ -1,20 +1,20 @@
 """Several mailboxes of one SQL store as one claim source: fair, and with a cap for each mailbox.
 
 An exchange settles messages and claims the next ones in one transaction. The engine's `FairClaims`
-decides whose turn it is: oldest first inside a mailbox, the mailboxes in turn, and evenly where
-several messages are claimed at once. At most `max_running` messages of a mailbox are leased at the
-same time, counted over all processes that claim through this class.
+chooses the mailboxes in turn, and shares a claim of several messages evenly between them. Inside a
+mailbox the oldest message comes first. At most `max_running` messages of a mailbox are leased at
+the same time, counted over all processes that claim through this class.
 
-What an idle poll costs, however many mailboxes there are: one read statement for the exchange, one
-for `next_due`. A sweep is one look at the owners and one read statement.
+An idle poll costs one read statement for the exchange and one for `next_due`, however many
+mailboxes there are. A sweep costs one read of the owners and one read statement.
 
-Hooks write what the caller knows about the same messages, in the same transaction:
-    on_settle     after messages were settled, with each settlement whether its claim still held
-    on_given_up   after messages were dead-lettered by the store: by their last failure, when they
-                  were claimed, or in a sweep. A sweep reclaims rows of the whole store, so it may
-                  be called with messages of other mailboxes.
-A hook does nothing but SQL, because a transaction may be run again. If it raises, nothing of the
-transaction has happened.
+Hooks write the caller's own data about the same messages in the same transaction:
+    on_settle     after messages were settled: each settlement and whether its claim still matched
+    on_given_up   after the store dead-lettered messages: by their last failure, when they were
+                  claimed, or in a sweep. A sweep reclaims rows of the whole store, so it may be
+                  called with messages of other mailboxes.
+A hook does nothing but SQL, because a transaction may be run again. If it raises, the transaction
+is rolled back.
 
 A settled message makes room below the cap, so its mailbox is notified: another process may claim
 the next one.
@@ -48,7 +48,7 @@ from longwatch.store.database import Transaction
 from longwatch.store.named_sql import load_queries
 
 _RETENTION_INTERVAL = 60.0
-"""Seconds between two looks for old dead letters, which costs more than the rest of a sweep."""
+"""Seconds between two searches for old dead letters, which cost more than the rest of a sweep."""
 _AMONG = {
     "sqlite": "IN (SELECT value FROM json_each(:{0}))",
     "postgresql": "= ANY (:{0}::int8[])",
@@ -70,7 +70,7 @@ class MailboxRecord(MessageRecord):
 
 
 class _MailboxQueue(NamedTuple):
-    """A mailbox as `FairClaims` takes it."""
+    """A mailbox in the form that `FairClaims` claims from."""
 
     number: int
     caps: tuple[Cap, ...]
@@ -92,7 +92,7 @@ _NOTHING = _Counts(0, 0, 0)
 
 
 class _Backlog:
-    """What can be claimed from the mailboxes, as counted last; a `fair_claims.QueueCounts`."""
+    """The last counts of messages that can be claimed; implements `fair_claims.QueueCounts`."""
 
     def __init__(
         self, queries: Mapping[str, str], claims: Claims, *, limit: int, max_running: int
@@ -108,14 +108,16 @@ class _Backlog:
         self._counts: dict[int, _Counts] = {}
 
     def count(self, tx: Transaction, numbers: Iterable[int]) -> dict[int, _Counts]:
-        """Count in these mailboxes, in one statement; those from which a claim is possible."""
+        """Count the messages of these mailboxes in one statement. Return the counts of those from
+        which a claim is possible.
+        """
         parameters = {**self._parameters, "queues": self._claims.array_parameter(numbers)}
         rows = tx.rows(self._sql["claimable"], parameters)
         self._counts = {queue: _Counts(*counts) for queue, *counts in rows}
         return self._counts
 
     def lock_queues(self, tx: Transaction, numbers: Sequence[int]) -> None:
-        """Lock mailboxes, then count again: rows may have been claimed meanwhile."""
+        """Lock mailboxes, then count again, because rows may have been claimed meanwhile."""
         if (lock := self._sql.get("lock")) is not None:
             tx.rows(lock, {"queues": self._claims.array_parameter(numbers)})
         self.count(tx, numbers)
@@ -128,7 +130,7 @@ class _Backlog:
 
 
 def _ignore_settlements(_: Transaction, __: Sequence[tuple[Settlement, bool]]) -> None:
-    """For callers that write nothing about settlements."""
+    """Do nothing: the `on_settle` hook of callers that have none."""
 
 
 def _admit_all(limit: int) -> int:
@@ -136,14 +138,15 @@ def _admit_all(limit: int) -> int:
 
 
 class ManyMailboxes:
-    """An `engine.ClaimSource` over mailboxes of one database. Its items are `MailboxRecord` values.
-    Thread-safe.
+    """A claim source over several mailboxes of one database. Thread-safe.
+
+    Implements `engine.ClaimSource`. Its items are `MailboxRecord` values.
 
     `max_running`: how many messages of each mailbox may be leased at the same time.
     `admit(limit)`: how many messages may be claimed now; called once for each exchange that claims.
     """
 
-    def __init__(  # noqa: PLR0913 - mailboxes, their cap, and the seams of the caller
+    def __init__(  # noqa: PLR0913 - mailboxes, their cap, and the caller's hooks
         self,
         backends: Sequence[SqlBackend],
         *,
@@ -156,7 +159,7 @@ class ManyMailboxes:
         validate_positive_int("max_running", max_running)
         self._backends = _validated(backends)
         self._any = self._backends[0]
-        """For what concerns the whole table of messages."""
+        """Runs the operations that concern the whole table of messages."""
         self.database = self._any.database
         self._claims = self._any.exchanges.claims
         self._max_running = max_running
@@ -233,7 +236,7 @@ class ManyMailboxes:
         return self._any.held(owner=owner)
 
     def count_suspects(self, *, limit: int) -> int:
-        """Those that the cap does not allow to claim now are left out."""
+        """Count suspects, without those that the cap does not allow to claim now."""
         backlog, queues = self._backlog(RowSelection.SUSPECTS, limit), self._queues()
         counts = self.database.read(lambda tx: backlog.count(tx, queues)).values()
         return min(sum(min(each.free, self._max_running - each.leased) for each in counts), limit)
@@ -259,8 +262,8 @@ class ManyMailboxes:
         return None if wait is None else max(float(wait), 0.0)
 
     def locator(self) -> dict[str, str] | None:
-        """That of one of the mailboxes: a parent renews all leases of an owner, of whatever
-        mailbox.
+        """Return the locator of one of the mailboxes: a parent that renews the leases of an owner
+        renews them in all mailboxes.
         """
         return self._any.locator()
 
@@ -272,7 +275,9 @@ class ManyMailboxes:
     def _settle(
         self, tx: Transaction, settlements: Sequence[Settlement]
     ) -> tuple[list[bool], list[GivenUp]]:
-        """Settle, and notify the mailboxes: a settled message makes room below their cap."""
+        """Settle messages and notify their mailboxes, because a settlement makes room below the
+        cap.
+        """
         if not settlements:
             return [], []
         seqs = self._claims.array_parameter(each.claim.seq for each in settlements)
@@ -294,7 +299,7 @@ class ManyMailboxes:
         lease_seconds: float,
         selection: RowSelection,
     ) -> tuple[list[ClaimedRow], list[GivenUp]]:
-        """Claim from these mailboxes in turn. Nothing is claimed after a suspect."""
+        """Claim from these mailboxes in turn, up to the first suspect."""
         given_up: list[GivenUp] = []
         has_suspect = False
 
@@ -328,7 +333,7 @@ class ManyMailboxes:
     # --- helpers ---
 
     def _queues(self) -> dict[int, _MailboxQueue]:
-        """The mailboxes by their queue numbers."""
+        """Return the mailboxes by their queue numbers."""
         found = ((backend, backend.queue()) for backend in self._backends)
         return {
             queue.number: _MailboxQueue(
@@ -344,7 +349,9 @@ class ManyMailboxes:
 
 
 def _load(dialect: str, selection: RowSelection) -> dict[str, str]:
-    """The queries of one selection. Each mailbox has its own budgets, which decide on suspects."""
+    """Load the queries of one selection. The budgets of each mailbox decide which rows are
+    suspects.
+    """
     selected = SELECTED_SQL[selection]
     for budget in ("max_crashes", "max_lost"):
         selected = selected.replace(f":{budget}", f"coalesce(mailbox.{budget}, :{budget})")
@@ -368,5 +375,5 @@ def _validated(backends: Sequence[SqlBackend]) -> tuple[SqlBackend, ...]:
         )
     names = [each.name for each in backends]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"expected each mailbox once, got {', '.join(twice)} twice; drop one")
+        raise UsageError(f"expected each mailbox once, got {', '.join(twice)} twice; remove one")
     return tuple(backends)

@@ -1,10 +1,10 @@
--- Queries of `many_mailboxes.py`, the same on every database. `among_…`: is one of the numbers in a
--- parameter.
+-- Queries of `many_mailboxes.py`, the same on every database. `{among_…}` tests that a number is in
+-- an array parameter.
 
 -- name: claimable
--- Those of these mailboxes from which messages of the selection can be claimed: not paused, fewer
--- than :max_running leased, and a message is free, or a delayed one is due, of whatever selection.
--- With each, how many are free and how many due, counted up to :limit, and how many are leased.
+-- The mailboxes from which messages of the selection can be claimed: not paused, fewer than
+-- :max_running leased, and a message of the selection is free or any delayed message is due.
+-- With each mailbox the free and the due messages, counted up to :limit, and the leased ones.
 WITH waiting AS MATERIALIZED (
     SELECT mailbox.queue, (
         SELECT count(*) FROM (

@@ -1,9 +1,9 @@
-"""Mailboxes in the memory of one process: for tests, and for work that may be forgotten when the
-process ends.
+"""Mailboxes in the memory of one process: for tests, and for work that may be lost when the process
+ends.
 
-The same rules as in a SQL store, kept by one lock. What is in memory belongs to one process:
-another that opens the same URL has a store of its own, and so has a forked child, which starts
-empty, because two processes with a copy each would both do the work.
+The rules are those of a SQL store, and one lock guards them. Another process that opens the same
+URL has its own store. A forked child starts with an empty store: with a copy, both processes would
+do the work.
 """
 
 from __future__ import annotations
@@ -43,14 +43,12 @@ _NO_TRANSACTION = (
 
 
 def shared_store(key: str) -> MemoryStore:
-    """The store that everybody in this process finds under `memory://KEY`. It lives as long as
-    the process.
-    """
+    """Return the store that this process shares under `memory://KEY`, until the process ends."""
     return _SHARED_STORES.setdefault(key, MemoryStore(f"memory://{key}"))
 
 
 class MemoryStore:
-    """Mailboxes by name."""
+    """The mailboxes of one process by name. Thread-safe."""
 
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
@@ -62,7 +60,7 @@ class MemoryStore:
         return MemoryBackend(self, name, limits=limits)
 
     def contents(self) -> MemoryContents:
-        """What this process has here; a forked child has nothing yet."""
+        """Return the contents of this process. A forked child starts with empty contents."""
         found = self._contents.get(os.getpid())
         return (
             found if found is not None else self._contents.setdefault(os.getpid(), MemoryContents())
@@ -74,11 +72,11 @@ class MemoryStore:
     def wall_now(self) -> float:
         return time.time() + self.jump.wall
 
-    def transact(self, work: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002 - the name a SQL store has for it
+    def transact(self, work: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002 - the signature of a SQL store
         raise UnsupportedError(_NO_TRANSACTION)
 
     def close(self) -> None:
-        """Nothing is open; the messages stay."""
+        """Do nothing: a memory store has no connections. The messages stay."""
 
     def __enter__(self) -> Self:
         return self
@@ -185,7 +183,7 @@ class MemoryBackend:
         return None if moment is None else max(moment - self.store.wall_now(), 0.0)
 
     def locator(self) -> dict[str, str] | None:
-        """It is in this process alone."""
+        """Return None: another process cannot open this mailbox."""
         return None
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
@@ -302,7 +300,9 @@ class MemoryBackend:
     # --- under the lock ---
 
     def _queue(self, contents: MemoryContents) -> MemoryQueue:
-        """The queue of this mailbox. The first use stores the budgets that the caller has set."""
+        """Return the queue of this mailbox. The first call stores the budgets that the caller has
+        set.
+        """
         queue = contents.queue(self.name)
         if self._known is not contents:
             self._known = contents
@@ -310,8 +310,8 @@ class MemoryBackend:
         return queue
 
     def _look(self, contents: MemoryContents) -> dict[int, OwnerEnd]:
-        """The owners whose lapsed leases may be reclaimed, and what is seen of each. Not under the
-        lock, because it reads beat pages.
+        """Find the owners whose lapsed leases may be reclaimed, and how each of them ended. Runs
+        without the lock, because it reads beat pages.
         """
         with contents.lock:
             owners, renewing = contents.lapsed_owners(self.store.lease_now())
@@ -329,7 +329,7 @@ class MemoryBackend:
     def _sweep(
         self, contents: MemoryContents, ends: Mapping[int, OwnerEnd]
     ) -> tuple[int, list[GivenUp]]:
-        """How many rows were changed, and the dead letters."""
+        """Sweep, and return how many rows changed and the new dead letters."""
         wall, queue = self.store.wall_now(), self._queue(contents)
         lapsed = [row for row in contents.lapsed(self.store.lease_now()) if row.owner in ends]
         given_up = [
@@ -352,8 +352,8 @@ class MemoryBackend:
         lease_seconds: float,
         selection: RowSelection,
     ) -> tuple[list[ClaimedRow], list[GivenUp]]:
-        """Lease rows, oldest first; those that are spent become dead letters, a suspect comes
-        alone.
+        """Lease rows, oldest first, and give up rows that expired or spent a budget. A suspect is
+        leased alone.
         """
         queue = self._queue(contents)
         claimed: list[ClaimedRow] = []
@@ -384,8 +384,8 @@ class MemoryBackend:
     def _settle(
         self, contents: MemoryContents, settlements: Sequence[Settlement]
     ) -> tuple[list[bool], set[MemoryQueue], list[GivenUp]]:
-        """For each settlement whether its claim still matched; the queues in which a message
-        became free; the messages that have spent a budget.
+        """Settle, and return three results: whether each claim still matched, the queues in which
+        a message became free, and the messages that spent a budget.
         """
         changed: set[MemoryQueue] = set()
         settled: list[bool] = []
@@ -401,7 +401,7 @@ class MemoryBackend:
     def _settle_one(
         self, contents: MemoryContents, row: StoredMessage, settlement: Settlement
     ) -> list[GivenUp]:
-        """The message, if it has spent a budget."""
+        """Settle one message. Return it if it has spent a budget."""
         match settlement.outcome:
             case RowOutcome.DONE:
                 contents.end_lease(row)
@@ -450,7 +450,7 @@ class MemoryBackend:
     def _put(
         self, contents: MemoryContents, queue: MemoryQueue, message: NewMessage, wall: float
     ) -> str:
-        """Store a message; one that is there already, by id or by key, is left as it is."""
+        """Store a message unless one with its id or dedupe key exists. Return the id of that."""
         if (
             message.dedupe_key is not None
             and (first := queue.by_dedupe_key.get(message.dedupe_key)) is not None

@@ -1,4 +1,4 @@
-"""What a store in memory holds: its queues, the owners of leases, and the leases of each owner."""
+"""The contents of a memory store: its queues, the owners of leases, and the leases of each."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class MemoryContents:
         return found if found is not None else self._queues.setdefault(name, MemoryQueue(name))
 
     def register_owner(self, owner: LeaseOwner) -> int:
-        """Register an owner under a random number: a receipt of another store, or of before a
-        fork, matches nothing here.
+        """Register an owner under a random number, so that a receipt of another store, or from
+        before a fork, matches no row.
         """
         number = secrets.randbits(62)
         self.owners[number] = owner._replace(id=number)
@@ -45,7 +45,7 @@ class MemoryContents:
         return Claim(row.seq, owner, row.term)
 
     def find_claimed(self, claim: Claim) -> StoredMessage | None:
-        """The row a claim is about, if it is still the claimant's."""
+        """Return the row of a claim; None if the claim no longer matches."""
         row = self.leases.get(claim.owner, {}).get(claim.seq)
         return row if row is not None and row.term == claim.term else None
 
@@ -58,7 +58,7 @@ class MemoryContents:
         ]
 
     def lapsed_owners(self, now: float) -> tuple[list[LeaseOwner], int]:
-        """The owners of lapsed leases, and how many owners that renew hold leases."""
+        """Return the owners of lapsed leases, and how many owners that renew hold leases."""
         lapsed = {row.owner for row in self.lapsed(now)}
         renewing = sum(
             bool(rows) and self.owners[owner].renew_seconds is not None

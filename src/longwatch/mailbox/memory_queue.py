@@ -1,5 +1,4 @@
-"""The messages of one mailbox in memory: rows in one of four states, and the indexes that find
-them.
+"""The messages of one mailbox in memory: rows in one of four states, and their indexes.
 
     new        rows in the order they were sent, none of which was ever leased   a deque
     returned   rows that were released, by number                                a heap
@@ -7,9 +6,9 @@ them.
     delayed    rows that are not due yet                                         a heap by time
     expiring   rows that have an expiry                                          a heap by time
 
-A row that is removed while an index holds it stays there, marked REMOVED and without its body, and
-is skipped when it comes up; when most rows of the indexes are removed, the indexes are compacted.
-Nothing here takes a lock or reads a clock: `memory.py` does.
+A row that is removed while an index holds it stays there, marked REMOVED and without its body. It
+is skipped later. The indexes are compacted when most of their rows are removed. This module takes
+no lock and reads no clock: `memory.py` does both.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from longwatch.store.blame import Blame, BlameBudget
 from longwatch.store.claims import RowSelection
 
 MAX_REMOVED = 1000
-"""Removed rows that the indexes may hold, however few others there are."""
+"""Removed rows that the indexes may hold however few other rows they hold."""
 
 
 class LeaseState(IntEnum):
-    """Where a row stands; the first three as in the SQL tables."""
+    """The state of a row. The first three values are those of the SQL tables."""
 
     READY = 0
     DELAYED = 1
@@ -43,7 +42,7 @@ class LeaseState(IntEnum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoredMessage:
-    """One message and everything that happened to it."""
+    """One stored message, its lease and its history."""
 
     seq: int
     queue: MemoryQueue
@@ -66,7 +65,7 @@ class StoredMessage:
     error: str | None = None
     traceback: str | None = None
     is_tracked_for_expiry: bool = False
-    """Whether it stands among the expiring."""
+    """Whether the row is in the heap of expiring rows."""
 
     def record(self) -> MessageRecord:
         return MessageRecord(
@@ -82,14 +81,14 @@ class StoredMessage:
         )
 
     def count(self, blame: Blame) -> None:
-        """Raise the counter of the blame."""
+        """Raise the counter for the end of a lease."""
         self.failures += blame is Blame.FAILURE
         self.crashes += blame is Blame.CRASH
         self.lost += blame is Blame.LOST
         self.releases += blame is Blame.RELEASE
 
     def note(self, error: str | None, traceback: str | None) -> None:
-        """Keep what was raised; None keeps what is there."""
+        """Store the error and the traceback of a failure. None keeps the stored value."""
         self.error = self.error if error is None else error
         self.traceback = self.traceback if traceback is None else traceback
 
@@ -113,7 +112,7 @@ class StoredMessage:
         )
 
     def is_expired(self, wall: float) -> bool:
-        """Whether its time has passed while nobody holds it."""
+        """Return whether the row has expired and is not leased."""
         return (
             self.lease_state is not LeaseState.LEASED
             and self.expires_at is not None
@@ -146,8 +145,8 @@ class MemoryQueue:
         return len(self.messages)
 
     def set_budgets(self, limits: MailboxLimits) -> None:
-        """Keep the budgets of these limits, which decide which of the released rows are
-        suspects.
+        """Store the budgets of these limits, and sort the released rows into suspects and others
+        by them.
         """
         self.limits = limits.with_stored([*self.limits.set_budgets.values()])
         released = [row for _, row in chain(self._returned, self._suspects)]
@@ -160,7 +159,7 @@ class MemoryQueue:
         return budget.is_suspect(crashes=row.crashes, lost=row.lost)
 
     def give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
-        """Why the row is given up; None if it is not."""
+        """Return why the row is given up; None if it is not."""
         return give_up_reason(
             self.limits,
             crashes=row.crashes,
@@ -170,12 +169,12 @@ class MemoryQueue:
         )
 
     def count_suspects(self, *, limit: int) -> int:
-        """How many suspects are free, counted no further than `limit`."""
+        """Count the free suspects, up to `limit`."""
         free = (1 for _, row in self._suspects if row.lease_state is not LeaseState.REMOVED)
         return sum(islice(free, limit))
 
     def add(self, row: StoredMessage, *, ready_at: float = 0.0) -> None:
-        """Put a new row at the end of the line, or among the delayed."""
+        """Add a new row at the end of the queue, or as a delayed row."""
         self.messages[row.id] = row
         if row.dedupe_key is not None:
             self.by_dedupe_key[row.dedupe_key] = row
@@ -187,7 +186,7 @@ class MemoryQueue:
         self._track_expiry(row)
 
     def release(self, row: StoredMessage, *, ready_at: float = 0.0) -> None:
-        """Free a row that was taken, at its old place, or delay it."""
+        """Free a leased row at its old place in the queue, or delay it."""
         if ready_at:
             self._delay(row, ready_at)
         else:
@@ -195,7 +194,7 @@ class MemoryQueue:
         self._track_expiry(row)
 
     def next_ready(self, selection: RowSelection = RowSelection.ANY) -> StoredMessage | None:
-        """The oldest free row of the selection; it stays where it is."""
+        """Return the oldest free row of the selection without leasing it."""
         while self._new and self._new[0].lease_state is LeaseState.REMOVED:
             self._new.popleft()
         first = [] if selection is RowSelection.SUSPECTS or not self._new else [self._new[0]]
@@ -214,7 +213,7 @@ class MemoryQueue:
         self._set_lease_state(row, LeaseState.LEASED)
 
     def remove(self, row: StoredMessage) -> None:
-        """It is done, cancelled or given up."""
+        """Remove a row that is done, cancelled or given up."""
         self._removed += row.is_tracked_for_expiry or row.lease_state is not LeaseState.LEASED
         self._set_lease_state(row, LeaseState.REMOVED)
         row.body = b""
@@ -225,7 +224,9 @@ class MemoryQueue:
             self._compact()
 
     def give_up(self, row: StoredMessage, reason: str, *, wall: float) -> list[GivenUp]:
-        """Remove it, and keep it as a dead letter if `limits.is_kept`; what is kept."""
+        """Remove a row, and keep it as a dead letter if `limits.is_kept`. Return the dead letter,
+        if any.
+        """
         self.expired += reason == EXPIRED
         if is_kept(reason, keep_expired=row.keep_expired):
             return [self.dead_letter(row, reason, wall=wall)]
@@ -233,14 +234,14 @@ class MemoryQueue:
         return []
 
     def dead_letter(self, row: StoredMessage, reason: str, *, wall: float) -> GivenUp:
-        """Move it to the dead letters, with its history."""
+        """Move a row to the dead letters, with its history."""
         self.dead_letters[row.id] = row.dead_letter(reason, wall, next(self._dead_positions))
         self.remove(row)
         return GivenUp(row.id, self.name, reason)
 
     def expire(self, wall: float) -> tuple[int, list[GivenUp]]:
-        """Give up what no worker claimed in its time; how many rows, and those that are kept. A
-        leased one is looked at again when it is released.
+        """Give up the rows that expired before a claim. Return how many, and the dead letters. A
+        leased row is checked again when it is released.
         """
         expired = 0
         given_up: list[GivenUp] = []
@@ -256,7 +257,7 @@ class MemoryQueue:
         return expired, given_up
 
     def delete_old_dead_letters(self, before: float) -> None:
-        """Remove the dead that died before this moment."""
+        """Delete the dead letters that died before this time."""
         while (
             self.dead_letters
             and (oldest := next(iter(self.dead_letters.values()))).died_at < before
@@ -264,7 +265,7 @@ class MemoryQueue:
             del self.dead_letters[oldest.id]
 
     def promote_due(self, wall: float) -> int:
-        """Free the delayed rows whose time has come; how many."""
+        """Free the delayed rows that are due. Return how many."""
         freed = 0
         while (due := self.next_due()) is not None and due <= wall:
             self._make_ready(heappop(self._delayed)[2])
@@ -272,13 +273,13 @@ class MemoryQueue:
         return freed
 
     def next_due(self) -> float | None:
-        """When the next delayed row is due; None if none is delayed."""
+        """Return when the next delayed row is due; None if no row is delayed."""
         while self._delayed and self._delayed[0][2].lease_state is LeaseState.REMOVED:
             heappop(self._delayed)
         return self._delayed[0][0] if self._delayed else None
 
     def claimable(self, wall: float, *, limit: int) -> list[StoredMessage]:
-        """What would be taken next, oldest first; it all stays."""
+        """Return the rows that a claim would lease next, oldest first, without leasing them."""
         due = (row for ready_at, _, row in self._delayed if ready_at <= wall)
         there = (
             row
@@ -299,8 +300,8 @@ class MemoryQueue:
         row.lease_state = lease_state
 
     def _compact(self) -> None:
-        """Drop the removed rows. The next run comes after as many removals as this one looks at
-        rows.
+        """Delete the removed rows from the indexes. The next call comes after as many removals as
+        rows are left, so the cost for each removal is constant.
         """
         self._removed = 0
         self._new = deque(row for row in self._new if row.lease_state is not LeaseState.REMOVED)
@@ -331,7 +332,7 @@ class MemoryQueue:
     def _heaps(
         self, selection: RowSelection = RowSelection.ANY
     ) -> Iterator[list[tuple[int, StoredMessage]]]:
-        """The heaps of free rows of a selection."""
+        """Yield the heaps of free rows of a selection."""
         if selection is not RowSelection.SUSPECTS:
             yield self._returned
         if selection is not RowSelection.ORDINARY:

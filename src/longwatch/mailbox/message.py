@@ -1,4 +1,4 @@
-"""One delivery of one message, and what can be done with it."""
+"""A claimed message, which its receiver acknowledges, releases, rejects, extends or replies to."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ BodyT = TypeVar("BodyT")
 
 
 class SettleResult(StrEnum):
-    """How one settlement of several went."""
+    """The result of one settlement: `expired` means that the lease was lost."""
 
     SETTLED = auto()
     EXPIRED = auto()
 
 
 class Message(Generic[BodyT]):
-    """A delivery: it is yours until its lease ends. Settling it with a receipt that is stale
-    raises and changes nothing.
+    """A message that its receiver has leased. Settling it after the lease was lost raises
+    ReceiptHandleExpiredError and changes nothing.
     """
 
     __slots__ = ("_finalized", "_mailbox", "_record", "body", "receipt")
@@ -52,12 +52,12 @@ class Message(Generic[BodyT]):
 
     @property
     def delivery_count(self) -> int:
-        """1 for the first delivery."""
+        """How often the message was delivered, this delivery included."""
         return self._record.deliveries
 
     @property
     def failures(self) -> int:
-        """How often the work on it has failed before: what a retry is spaced by."""
+        """How often the work on it has failed before, which sets the delay of a retry."""
         return self._record.failures
 
     @property
@@ -70,16 +70,16 @@ class Message(Generic[BodyT]):
 
     @property
     def is_finalized(self) -> bool:
-        """Whether it was acknowledged or given back through this object."""
+        """Whether the message was settled through this object."""
         return self._finalized
 
     def acknowledge(self) -> None:
-        """It is done: remove it."""
+        """Remove the message, because its work is done."""
         self._settle(Settlement(claim=self.receipt, outcome=RowOutcome.DONE))
 
     def nack(self, *, visibility_timeout: float = 0, reason: str | None = None) -> None:
-        """Give it back, to be delivered again after the timeout. With a reason that is a
-        failure, without one nobody's fault.
+        """Release the message, to be delivered again after the timeout. With a reason this counts
+        as a failure.
         """
         delay = validation.validate_visibility(visibility_timeout)
         error = None if reason is None else validation.validate_reason(reason)
@@ -87,16 +87,14 @@ class Message(Generic[BodyT]):
         self._settle(Settlement(claim=self.receipt, outcome=outcome, delay=delay, error=error))
 
     def reject(self, reason: str) -> None:
-        """It will never succeed: to the dead letters with it, as `permanent`, with its history."""
+        """Dead-letter the message as `permanent`, with its history: no retry would succeed."""
         error = validation.validate_reason(reason)
         self._settle(
             Settlement(claim=self.receipt, outcome=RowOutcome.DEAD, reason="permanent", error=error)
         )
 
     def extend_visibility(self, seconds: float) -> None:
-        """Keep it for at least so long from now; a lease that lasts longer already stays as it
-        is.
-        """
+        """Extend the lease to `seconds` from now, never shortening it."""
         self._require_unsettled()
         lease_seconds = validation.validate_visibility(seconds)
         with mailbox_errors():
@@ -105,17 +103,17 @@ class Message(Generic[BodyT]):
             raise self._expired_error()
 
     def reply(self, body: Any) -> str:
-        """Send an answer to where the message says; its id."""
+        """Send a reply to the mailbox that `reply_to` names. Return its id."""
         self._require_unsettled()
         target = None if self.reply_to is None else self._mailbox.reply_mailbox(self.reply_to)
         if target is None or target.closed:
             raise ReplyNotAvailableError(
-                f"message {self.id} has nowhere to reply to; send it with reply_to="
+                f"message {self.id} names no open mailbox to reply to; send it with reply_to="
             )
         return target.send(body)
 
     def finalize(self) -> None:
-        """Nothing more can be done with this delivery."""
+        """Mark the message as settled. Every later call that settles or extends it raises."""
         self._finalized = True
 
     def __repr__(self) -> str:
@@ -130,11 +128,11 @@ class Message(Generic[BodyT]):
     def _require_unsettled(self) -> None:
         if self._finalized:
             raise MessageFinalizedError(
-                f"message {self.id} was settled already; receive it again to do more"
+                f"message {self.id} was settled already; settle or extend each delivery only once"
             )
 
     def _expired_error(self) -> ReceiptHandleExpiredError:
         return ReceiptHandleExpiredError(
-            f"the lease of message {self.id} was lost, nothing was changed; use a longer "
-            f"visibility_timeout, or extend it in time"
+            f"the lease of message {self.id} was lost and nothing was changed; use a longer "
+            f"visibility_timeout, or call extend_visibility() before it ends"
         )

@@ -1,6 +1,4 @@
-"""A mailbox's messages through the engine: the user's function on one side, settlements on the
-other.
-"""
+"""Runs the user's handler on a claimed message and turns its result into a settlement."""
 
 from __future__ import annotations
 
@@ -19,15 +17,12 @@ from longwatch.mailbox.records import MessageRecord
 BodyT = TypeVar("BodyT")
 
 _GENERATOR_ERROR = (
-    "the handler is a generator, which does nothing until somebody runs through it: {}; use "
-    "return, not yield"
+    "the handler is a generator, whose code would never run: {}; use return, not yield"
 )
 
 
 class EngineMessage(Message[BodyT]):
-    """A message that the engine runs. If the user's code settles it by itself, the engine only
-    counts that.
-    """
+    """A message that the engine runs. If the user's code settles it, the engine only counts it."""
 
     __slots__ = ("_context",)
 
@@ -47,14 +42,14 @@ class EngineMessage(Message[BodyT]):
 
 
 class MessageRunner:
-    """Decodes a message, gives it to `handle(message, context)`, and acknowledges it when that
-    returns.
+    """Decodes a message, calls `handle(message, context)`, and acknowledges the message when the
+    call returns.
 
-    A body that cannot be read is dead at once. What `handle` raises is the engine's to judge: a
-    failure, tried again later, or given back without blame if it is a `Release`. What an `async
-    def` handle, or any other, returns to be awaited is awaited on the engine's loop, and cancelled
-    there when its context is. A generator is refused, here if it can be known, else as a failure:
-    nothing would run it.
+    A body that cannot be decoded is dead-lettered at once. The engine judges an exception of
+    `handle`: a failure is retried later, a `Release` releases the message without blame. An
+    awaitable result is awaited on the engine's loop, and cancelled there with its context. A
+    generator raises TypeError, because nothing would run it: in the constructor where the function
+    shows it, else as a failure of the message.
     """
 
     def __init__(
@@ -80,14 +75,14 @@ class MessageRunner:
 
 
 def require_no_generator_function(handle: Callable[..., Any]) -> None:
-    """Refuse one before anything is given to it, if that can be known."""
-    for code in (handle, getattr(handle, "__call__", None)):  # noqa: B004 - the code behind the call, not whether there is one
+    """Raise TypeError if the handler is a generator function."""
+    for code in (handle, getattr(handle, "__call__", None)):  # noqa: B004 - needs the method itself, not whether the object is callable
         if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
             raise TypeError(_GENERATOR_ERROR.format(handle))
 
 
 def require_no_generator(result: object) -> None:
-    """What a generator would have done, nobody has."""
+    """Raise TypeError if a handler returned a generator, because its body has not run."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(_GENERATOR_ERROR.format(result))
 

@@ -3,9 +3,9 @@
 
 -- name: put
 -- Insert messages, given as arrays, unless a message with the id or dedupe key exists. They are
--- numbered in the order of the arrays; between concurrent senders the numbers decide the order, not
--- the commits. A mailbox that is gone, because the database was restored, yields a null queue,
--- which the table refuses.
+-- numbered in the order of the arrays. Between concurrent senders the numbers decide the order, not
+-- the commits. A mailbox that a restore of the database has removed yields a null queue, which the
+-- table refuses.
 INSERT INTO longwatch_messages (queue, lease_state, ready_at, id, enqueued_at, expires_at,
     keep_expired, dedupe_key, reply_to, body)
 SELECT (SELECT queue FROM longwatch_mailboxes AS mailbox WHERE mailbox.queue = message.queue),
@@ -21,7 +21,7 @@ ON CONFLICT DO NOTHING
 SELECT pg_advisory_xact_lock(:queue)
 
 -- name: count_messages
--- How many messages there are, counted in each state no further than :limit.
+-- How many messages there are, counted in each state up to :limit.
 SELECT count(*) FROM (
     (SELECT 1 FROM longwatch_messages WHERE queue = :queue AND lease_state = 0 LIMIT :limit)
     UNION ALL
@@ -31,7 +31,8 @@ SELECT count(*) FROM (
 ) AS present
 
 -- name: insert_dead_letter
--- Copy a leased message to the dead letters, with its history and :failures more; lock it until the transaction ends.
+-- Copy a leased message to the dead letters, with its history and :failures more. Lock it until the
+-- transaction ends.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
     traceback, reply_to, body)
@@ -97,7 +98,7 @@ WHERE seq = ANY (ARRAY(
 )) ORDER BY seq LIMIT :limit
 
 -- name: replay_dead_letter
--- Insert a dead letter as a new message; of its history it keeps the time it was sent.
+-- Insert a dead letter as a new message. Of its history it keeps only the time it was sent.
 INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, body)
 SELECT queue, id, enqueued_at, reply_to, body FROM longwatch_dead_letters
 WHERE queue = :queue AND id = :id FOR UPDATE
@@ -108,8 +109,8 @@ DELETE FROM longwatch_dead_letters
 WHERE queue = :queue AND died_at < :wall_now - :retention::float8
 
 -- name: stale_queues
--- Those of these queues in which a delayed message is due, a message has expired, or a dead letter
--- is older than the retention, unless that is null.
+-- The queues among :queues in which a delayed message is due, a message has expired, or a dead
+-- letter is older than the retention. A null retention matches no dead letter.
 SELECT wanted.queue
 FROM unnest(:queues::int8[], :retentions::float8[]) AS wanted (queue, retention)
 WHERE (

@@ -1,7 +1,8 @@
 -- Queries of `sql.py` that are the same on every database.
 
 -- name: queue
--- Insert a mailbox, or store the budgets that are not null with it. Its queue number and budgets.
+-- Insert a mailbox, or store the budgets that are not null with it. Returns its queue number and
+-- budgets.
 INSERT INTO longwatch_mailboxes (name, max_failures, max_crashes, max_lost)
 VALUES (:name, :max_failures, :max_crashes, :max_lost)
 ON CONFLICT (name) DO UPDATE SET

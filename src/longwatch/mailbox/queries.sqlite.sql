@@ -9,7 +9,7 @@ VALUES (:queue, :delay > 0, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 
 ON CONFLICT DO NOTHING
 
 -- name: count_messages
--- How many messages there are, counted in each state no further than :limit.
+-- How many messages there are, counted in each state up to :limit.
 SELECT count(*) FROM (
     SELECT 1 FROM (
         SELECT seq FROM longwatch_messages WHERE queue = :queue AND lease_state = 0 LIMIT :limit
@@ -80,7 +80,7 @@ WHERE seq IN (
 ) ORDER BY seq LIMIT :limit
 
 -- name: replay_dead_letter
--- Insert a dead letter as a new message; of its history it keeps the time it was sent.
+-- Insert a dead letter as a new message. Of its history it keeps only the time it was sent.
 INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, body)
 SELECT queue, id, enqueued_at, reply_to, body FROM longwatch_dead_letters
 WHERE queue = :queue AND id = :id
@@ -91,8 +91,8 @@ DELETE FROM longwatch_dead_letters
 WHERE queue = :queue AND died_at < :wall_now - :retention
 
 -- name: stale_queues
--- Those of these queues in which a delayed message is due, a message has expired, or a dead letter
--- is older than the retention, unless that is null.
+-- The queues among :queues in which a delayed message is due, a message has expired, or a dead
+-- letter is older than the retention. A null retention matches no dead letter.
 SELECT wanted.queue
 FROM (
     SELECT value AS queue, json_extract(:retentions, '$[' || key || ']') AS retention

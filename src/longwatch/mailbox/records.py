@@ -1,4 +1,4 @@
-"""What a backend stores and hands out: plain values, no behaviour."""
+"""The values that a backend stores and returns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
-    """One message on its way into a backend. The id is the client's, so that a send that is
-    retried cannot double.
-    """
+    """A message to store. The client chooses the id, so that a retried send stores it only once."""
 
     id: str
     body: bytes
@@ -24,7 +22,7 @@ class NewMessage:
 
 
 class MessageRecord(NamedTuple):
-    """What a backend knows about a message that it leased."""
+    """A leased message as the backend returns it."""
 
     id: str
     body: bytes
@@ -38,17 +36,17 @@ class MessageRecord(NamedTuple):
 
 
 class MailboxStats(NamedTuple):
-    """How a mailbox stands."""
+    """The counts of a mailbox and whether it is paused."""
 
     ready: int
     delayed: int
     leased: int
     dead: int
     oldest_age: float | None
-    """Seconds since the oldest message that is ready was sent."""
+    """Seconds since the oldest ready message was sent."""
     paused: bool = False
     expired: int = 0
-    """How many messages were given up, in all, because nobody took them in their time."""
+    """How many messages in all expired before a worker claimed them."""
 
 
 class DeadLetter(NamedTuple):
@@ -69,11 +67,11 @@ class DeadLetter(NamedTuple):
     lost: int = 0
     traceback: str | None = None
     position: int = 0
-    """Its place among the dead of its mailbox: who died later has a higher one."""
+    """The place among the dead letters of its mailbox, which grows with the time of death."""
 
 
 def new_id() -> str:
-    """32 hex digits: the time first, so that ids sort by age and indexes grow at one end, then
-    chance.
+    """Return 32 hex digits: first the time, so that ids sort by age and indexes grow at one end,
+    then random digits.
     """
     return f"{time.time_ns() // 1000:016x}{os.urandom(8).hex()}"

@@ -1,8 +1,8 @@
-"""An answer and the settlement of what it answers, as close together as the store allows.
+"""Sends a reply and settles the request, in one transaction where the store has transactions.
 
-In one SQL store both are one transaction: whoever has lost the lease sends nothing, and who settles
-has sent. Elsewhere the answer goes first, because a message that is gone without its answer would
-be lost work; then it may come twice, with the same request id.
+In one SQL store both happen or none: a worker that lost the lease sends no reply. In other stores
+the reply is sent first, because a request that is settled without its reply is lost work. There a
+reply may be sent twice, with the same request id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def reply_and_settle(
     settlement: Settlement,
     context: RowContext,
 ) -> Settlement | AlreadySettled:
-    """Send `body` to the target; what is left to settle, or that it is settled."""
+    """Send `body` to the target. Return the settlement that is still to be done, or that it is
+    done already.
+    """
     origin, destination = mailbox.backend, target.backend
     if not (
         isinstance(origin, SqlBackend)
@@ -42,7 +44,7 @@ def reply_and_settle(
         )
     return (
         AlreadySettled.by(settlement) if context.settled else settlement
-    )  # the engine is refused as well, and emits that
+    )  # after a lost lease the engine's settlement fails too, and the engine emits that
 
 
 def _send_and_settle(

@@ -254,12 +254,12 @@ class SqlBackend:
                 expired,
             )
         raise StoreResetError(
-            f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; ask again"
+            f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; try again"
         )
 
     def _has_claimable(self, tx: Transaction, queue: SqlQueue, selection: RowSelection) -> bool:
-        """Whether a claim of this selection would write. A row that is due is freed by it, of
-        whatever selection it is.
+        """Return whether a claim of this selection would write. A claim frees every due row, of
+        any selection.
         """
         due = self._claims.next_due(tx, queue=queue.number)
         return (due is not None and due <= 0) or self._claims.has_selected(
@@ -269,11 +269,13 @@ class SqlBackend:
     # --- for `ManyMailboxes` ---
 
     def queue(self) -> SqlQueue:
-        """The queue of this mailbox, looked up once a process."""
+        """Return the queue of this mailbox, which is looked up once in each process."""
         return self._finder.find()
 
     def swept(self, retention: float | None) -> SweptMailbox:
-        """This mailbox as a sweep takes it; with a retention, it deletes old dead letters."""
+        """Return this mailbox in the form that a sweep needs. With a retention, the sweep deletes
+        old dead letters.
+        """
         return SweptMailbox(self._queue(), self._dead_letters, retention)
 
     # --- helpers ---
@@ -292,6 +294,6 @@ class SqlBackend:
 
 
 def list_mailbox_names(database: Database) -> list[str]:
-    """Every mailbox of a store, by name; a read."""
+    """Return the names of all mailboxes of a store. Writes nothing."""
     names = load_queries("longwatch.mailbox", "queries", database.dialect)["mailbox_names"]
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]

@@ -1,4 +1,4 @@
-"""The dead letters of one mailbox in a SQL store, and the messages that become some."""
+"""The dead letters of one mailbox in a SQL store, and the messages that become dead letters."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class SqlDeadLetters:
     def give_up(
         self, tx: Transaction, claim: Claim, message_id: str, reason: str, *, keep_expired: bool
     ) -> list[GivenUp]:
-        """Give a claimed message up before it is run; what is kept of it. Its claim does not count
-        as a delivery.
+        """Give a claimed message up before it is run. Return the dead letter, if it is kept. The
+        claim does not count as a delivery.
         """
         kept = is_kept(reason, keep_expired=keep_expired)
         if kept:
@@ -53,9 +53,7 @@ class SqlDeadLetters:
         return [GivenUp(message_id, self._name, reason)] if kept else []
 
     def give_up_spent(self, tx: Transaction, seqs: Collection[int]) -> list[GivenUp]:
-        """Dead-letter the messages, of those just released, that have spent a budget of their
-        mailbox.
-        """
+        """Dead-letter those of the released messages that have spent a budget of their mailbox."""
         if not seqs:
             return []
         parameters = {"seqs": self._claims.array_parameter(seqs)}
@@ -68,7 +66,9 @@ class SqlDeadLetters:
         return [given_up for _, given_up in spent]
 
     def dead_letter(self, tx: Transaction, settlement: Settlement) -> bool:
-        """Dead-letter a message that its worker gave up; False if the claim no longer matches."""
+        """Dead-letter a message that its worker gave up. Return False if the claim no longer
+        matches.
+        """
         claim, reason = settlement.claim, settlement.reason
         self._insert(
             tx,
@@ -116,7 +116,7 @@ class SqlDeadLetters:
         parameters = {"queue": queue, "id": message_id}
         return tx.execute(self._sql["drop_dead_letter"], parameters) == 1
 
-    def _insert(  # noqa: PLR0913 - a message and what is noted of its end
+    def _insert(  # noqa: PLR0913 - a message and the details of its end
         self,
         tx: Transaction,
         claim: Claim,
@@ -166,7 +166,7 @@ class SqlDeadLetters:
 
 
 def _spent_reason(counts: Sequence[int | None]) -> str | None:
-    """Why a message is given up, by its counters and the stored budgets of its mailbox."""
+    """Return why a message is given up, by its counters and the stored budgets of its mailbox."""
     failures, crashes, lost, *stored = counts
     return give_up_reason(
         MailboxLimits().with_stored(stored),

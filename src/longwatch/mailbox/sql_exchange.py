@@ -20,7 +20,7 @@ from longwatch.mailbox.sql_queue import SqlQueue
 from longwatch.store.claims import Claim, Claims, RowSelection
 from longwatch.store.database import Transaction
 
-# Whether a message has expired, one of the facts of `limits.give_up_reason`.
+# Whether a message has expired, one of the facts that `limits.give_up_reason` checks.
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
 CLAIMED_COLUMNS = (*MessageRecord._fields, _IS_EXPIRED, "keep_expired")
 _GIVE_UP_BATCH = 2000
@@ -30,8 +30,8 @@ _COUNTED_OUTCOMES = frozenset({RowOutcome.FAILED, RowOutcome.CRASHED})
 
 
 class SettledMessages(NamedTuple):
-    """For each settlement whether its claim still held, the messages that were dead-lettered
-    because they have failed or crashed for the last time, and whether any message was released.
+    """The result of settlements: for each whether its claim still matched, the messages that were
+    dead-lettered because they spent a budget, and whether any message was released.
     """
 
     settled: list[bool]
@@ -60,10 +60,10 @@ class SqlExchange:
         limit: int,
         selection: RowSelection,
     ) -> tuple[list[ClaimedRow], list[GivenUp]]:
-        """Lease messages, and give up those that have spent their limits.
+        """Lease messages, and give up those that have expired or spent a budget.
 
-        One transaction gives up a bounded number, because other writers wait meanwhile; then it
-        notifies the receivers to claim again.
+        One transaction gives up a bounded number, because other writers wait meanwhile. At that
+        bound it notifies the receivers to claim again.
         """
         claimed: list[ClaimedRow] = []
         given_up: list[GivenUp] = []
@@ -99,8 +99,8 @@ class SqlExchange:
         return [], given_up
 
     def settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> SettledMessages:
-        """Settle in order, messages of any mailbox; neighbours with the same end in one statement.
-        Messages that failed or crashed for the last time are dead-lettered. The caller notifies the
+        """Settle messages of any mailbox in order. Consecutive settlements with the same outcome
+        take one statement. Messages that spent a budget are dead-lettered. The caller notifies the
         receivers of released messages.
         """
         settled: list[bool] = []
@@ -156,7 +156,7 @@ def _claimed_row(queue: SqlQueue, claim: Claim, message: MessageRecord) -> Claim
 
 
 def _without_claim(settlement: Settlement) -> Settlement:
-    """How a settlement ends, without the claim that it is about."""
+    """Return the settlement without its claim, to compare outcomes."""
     return (
         _DONE_SETTLEMENT
         if settlement.outcome is RowOutcome.DONE

@@ -1,4 +1,4 @@
-"""Which queue a mailbox is in a SQL store, and the budgets that are stored with it."""
+"""Finds the queue number of a mailbox in a SQL store, and the budgets that are stored with it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class SqlQueue:
-    """A queue number, and the limits that hold in this process: those that it has set, else the
-    stored ones, else the defaults.
+    """A queue number and the limits of this process: the values that it has set, else the stored
+    ones, else the defaults.
     """
 
     def __init__(self, row: Row, limits: MailboxLimits) -> None:
@@ -32,10 +32,10 @@ class SqlQueue:
 
 
 class SqlQueueFinder:
-    """Finds the queue of one mailbox, and inserts a mailbox that is not there.
+    """Finds the queue of one mailbox, and inserts a mailbox that does not exist.
 
-    Looked up once a process, and again when the store may be another one. The first lookup stores
-    the budgets that the caller has set, if they are stored otherwise.
+    Looks it up once in each process, and again when the store may have been replaced. The first
+    lookup stores the budgets that the caller has set, if the stored ones differ.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class SqlQueueFinder:
         return queue
 
     def number_in(self, tx: Transaction) -> int:
-        """The queue number, in a transaction of the caller that may last long: an insert locks the
-        row until it ends, so only a mailbox that is not there is written.
+        """Return the queue number, in a transaction of the caller that may last long. Writes only
+        if the mailbox does not exist, because a write locks the row until the transaction ends.
         """
         queue = self._found.get((os.getpid(), self._database.generation))
         return (queue or self._find_in(tx) or self._store(tx)).number
 
     def forget(self) -> None:
-        """Look the queue up again at the next call."""
+        """Forget the queue, so that the next call looks it up again."""
         self._found = {}
 
     def retry_if_vanished(self, call: Callable[[int], T]) -> T:
-        """Call with the queue number; if the mailbox is gone, because the store was restored or
+        """Call with the queue number. If the mailbox is gone because the store was restored or
         emptied, call again with its new number.
         """
         try:

@@ -29,7 +29,7 @@ class SqlSender:
         self._max_size = max_size
 
     def put(self, tx: Transaction, queue: int, messages: Sequence[NewMessage]) -> list[str]:
-        """Insert messages; the ids. MailboxFullError if they do not all fit."""
+        """Insert messages and return their ids. Raises MailboxFullError if they do not all fit."""
         self._lock_size(tx, queue)
         keys = {message.dedupe_key for message in messages if message.dedupe_key is not None}
         repeated = sum(self._has_key(tx, queue, key) for key in keys)
@@ -42,8 +42,8 @@ class SqlSender:
         return [message.id for message in messages]
 
     def _put_one(self, tx: Transaction, queue: int, message: NewMessage) -> str:
-        """Insert a message; its id, or that of the message that has its key. Tries again if that
-        message is removed in between.
+        """Insert a message and return its id, or the id of the message that has its dedupe key.
+        Retries if that message is removed meanwhile.
         """
         while (
             tx.execute_many(self._sql["put"], [_put_parameters(queue, message)]) == 0
@@ -56,17 +56,17 @@ class SqlSender:
         return message.id
 
     def _has_key(self, tx: Transaction, queue: int, key: str) -> bool:
-        """Whether a message has this key. An expired message does not replace a new one."""
+        """Return whether a message has this dedupe key, after giving up one that has expired."""
         self._dead_letters.expire_by_key(tx, queue, key)
         return bool(tx.rows(self._sql["find_by_dedupe_key"], {"queue": queue, "dedupe_key": key}))
 
     def _lock_size(self, tx: Transaction, queue: int) -> None:
-        """Where several transactions write at once, let those that count messages take turns."""
+        """Lock the size of the queue, on databases where several transactions write at once."""
         if self._max_size is not None and (lock := self._sql.get("lock_size")):
             tx.rows(lock, {"queue": queue})
 
     def _require_room(self, tx: Transaction, queue: int, added: int) -> None:
-        """Raise MailboxFullError if they do not fit. Expired messages are given up first."""
+        """Raise MailboxFullError if `added` messages do not fit. Gives up expired ones first."""
         max_size = self._max_size
         if max_size is None:
             return

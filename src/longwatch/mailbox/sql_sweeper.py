@@ -1,4 +1,4 @@
-"""Sweeps mailboxes in a SQL store: one look and at most one transaction for all of them."""
+"""Sweeps all given mailboxes of a SQL store with one search and at most one transaction."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from longwatch.store.database import Database, Transaction
 from longwatch.store.sweep import ClaimSweeper, LeaseOwner, SweepPlan
 
 GivenUpHook = Callable[[Transaction, Sequence[GivenUp]], None]
-"""Called in the transaction that gives messages up; it does nothing but SQL."""
+"""A function that is called in the transaction that gives messages up. It does nothing but SQL."""
 
 
 def ignore_given_up_in(_: Transaction, __: Sequence[GivenUp]) -> None:
-    """For callers that write nothing about dead letters."""
+    """Do nothing: the hook of callers that write nothing about dead letters."""
 
 
 class SweptMailbox(NamedTuple):
-    """A mailbox that is swept. `retention`: seconds after which its dead letters are deleted; None:
-    they are not looked at.
+    """A mailbox to sweep. `retention`: seconds after which its dead letters are deleted; None: this
+    sweep deletes none.
     """
 
     queue: int
@@ -31,7 +31,7 @@ class SweptMailbox(NamedTuple):
 
 
 class _Swept(NamedTuple):
-    """What a transaction has changed."""
+    """The changes of one sweep transaction."""
 
     rows: int
     given_up: list[GivenUp]
@@ -39,7 +39,9 @@ class _Swept(NamedTuple):
 
 
 class SqlSweeper:
-    """Reclaims messages of all mailboxes of a store, and does what is due in some of them."""
+    """Reclaims messages of all mailboxes of a store, and in the given mailboxes frees due messages,
+    gives up expired ones and deletes old dead letters.
+    """
 
     def __init__(
         self,
@@ -60,9 +62,11 @@ class SqlSweeper:
         *,
         hook: GivenUpHook = ignore_given_up_in,
     ) -> int:
-        """Release lost messages, free delayed ones that are due, give up those that expired or
-        have spent a budget, delete old dead letters; how many messages. Reads first, and writes
-        only if something is to be changed. `on_given_up` is called after the commit.
+        """Release messages of dead owners and ended leases, free due messages, give up expired and
+        spent ones, and delete old dead letters. Return how many messages changed.
+
+        Reads first, and writes only if there is something to change. `on_given_up` is called after
+        the commit.
         """
         by_queue = {mailbox.queue: mailbox for mailbox in mailboxes}
         plan = self._claim_sweeper.look(self._database)
@@ -77,7 +81,7 @@ class SqlSweeper:
         return swept.rows
 
     def _find_stale(self, mailboxes: Collection[SweptMailbox]) -> list[int]:
-        """The queues in which something is due."""
+        """Return the queues with due or expired messages or old dead letters."""
         parameters = {
             "queues": self._claims.array_parameter(each.queue for each in mailboxes),
             "retentions": self._claims.array_parameter(each.retention for each in mailboxes),
@@ -110,7 +114,7 @@ class SqlSweeper:
         return _Swept(len(freed), given_up, deleted)
 
     def _notify(self, tx: Transaction, queues: Collection[int]) -> None:
-        """Notify the mailboxes of these queues; a sweep frees rows of other mailboxes, too."""
+        """Notify the mailboxes of these queues. A sweep also frees rows of other mailboxes."""
         for queue in set(queues):
             for (name,) in tx.rows(self._sql["mailbox_name"], {"queue": queue}):
                 tx.notify(name)

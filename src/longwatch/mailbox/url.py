@@ -1,4 +1,4 @@
-"""From a URL to a mailbox."""
+"""Opens a store or a mailbox by its URL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BodyT = TypeVar("BodyT")
 
 _MAX_REPLY_MAILBOXES = 256
-"""Mailboxes for replies that one mailbox remembers."""
+"""How many reply mailboxes one mailbox caches."""
 SCHEMES = tuple(sorted((*SQL_SCHEMES, "memory", "redis", "rediss")))
 
 
@@ -50,7 +50,7 @@ def open_mailbox(
 ) -> Mailbox[Any]: ...
 
 
-def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
+def open_mailbox(  # noqa: PLR0913 - a store, a name, a type, and options
     url: str | Database | MemoryStore,
     name: str,
     body_type: Any = Any,
@@ -59,7 +59,7 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
     max_body_bytes: int = MAX_BODY_BYTES,
     clock: Clock | None = None,
 ) -> Mailbox[Any]:
-    """A mailbox by the URL of its store. Opens nothing yet.
+    """Return a mailbox by the URL of its store. Connects only when the mailbox is first used.
 
     `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://host/database`,
     `redis://host/0`.
@@ -69,7 +69,7 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
 
     @lru_cache(maxsize=_MAX_REPLY_MAILBOXES)
     def reply_mailbox(reply_name: str) -> Mailbox[Any]:
-        """The mailbox of a reply: only its name is known, so it has none of this one's limits."""
+        """Return a mailbox for replies. Only its name is known, so it has the stored limits."""
         return Mailbox(
             reply_name,
             _backend(store, reply_name, None),
@@ -85,10 +85,10 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
 
 
 def open_store(url: str, *, auto_migrate: bool = False) -> Any:
-    """The store a URL names; UsageError with the cure for one that cannot be.
+    """Return the store that a URL names. Raises UsageError for a URL that names none.
 
-    A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else
-    `longwatch db migrate` does it.
+    A SQLite store migrates its schema when it is opened. PostgreSQL does so only with
+    `auto_migrate`; without it, run `longwatch db migrate`.
     """
     database = open_database(url, auto_migrate=auto_migrate)
     if database is not None:
@@ -96,7 +96,7 @@ def open_store(url: str, *, auto_migrate: bool = False) -> Any:
     scheme, rest = split_url(url)
     match scheme:
         case "memory":
-            from longwatch.mailbox.memory import shared_store  # noqa: PLC0415 - only who uses it pays
+            from longwatch.mailbox.memory import shared_store  # noqa: PLC0415 - imported only when it is used
 
             return shared_store(rest)
         case "redis" | "rediss":
@@ -111,19 +111,20 @@ def open_store(url: str, *, auto_migrate: bool = False) -> Any:
 
 
 def _store_of(given: Any) -> Any:
-    """The store itself, or that of a URL."""
+    """Return the given store, or open the store of a URL."""
     if isinstance(given, Database) or hasattr(given, "backend"):
         return given
     return open_store(given)
 
 
 def open_source(locator: Mapping[str, str], stores: MutableMapping[str, Any]) -> Backend:
-    """The backend that `ClaimSource.locator` of another process names; `stores` are the open
-    stores, by URL.
+    """Return the backend for the `ClaimSource.locator` of another process. `stores` caches the open
+    stores by URL.
     """
     if locator.get("kind") != MAILBOX_KIND:
         raise UsageError(
-            f"leases of kind {locator.get('kind')!r} are not known here; update this process"
+            f"expected leases of a mailbox, got kind {locator.get('kind')!r}; run the same version "
+            f"of Longwatch in every process"
         )
     url = locator["url"]
     if url not in stores:
@@ -132,7 +133,7 @@ def open_source(locator: Mapping[str, str], stores: MutableMapping[str, Any]) ->
 
 
 def mailbox_names(store: Any) -> list[str]:
-    """Every mailbox of a store, by name; a read."""
+    """Return the names of all mailboxes of a store. Writes nothing."""
     if isinstance(store, Database):
         from longwatch.mailbox.sql import list_mailbox_names  # noqa: PLC0415
 

@@ -1,6 +1,4 @@
-"""The bounds of every parameter, in one place; outside them InvalidParameterError names the
-bound.
-"""
+"""Validates every parameter of a mailbox. InvalidParameterError names the allowed values."""
 
 from __future__ import annotations
 
@@ -65,19 +63,19 @@ def validate_retention(seconds: float) -> float:
 
 
 def validate_name(name: Any) -> str:
-    """A mailbox's name: letters, digits and `. _ - : /`, so that it can stand in a URL, a key
-    and a log line.
+    """Validate a mailbox name: letters, digits and `. _ - : /`, which are safe in a URL, a key and
+    a log line.
     """
     if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name) or name.endswith(".dead"):
         raise InvalidParameterError(
             f"a mailbox name has 1 to {MAX_NAME_LENGTH} letters, digits or . _ - : / and does "
-            f"not end in .dead, unlike {_display(name)}"
+            f"not end in .dead; got {_display(name)}"
         )
     return name
 
 
 def validate_dedupe_keys(keys: Any, *, count: int) -> list[str | None]:
-    """One for each body; None: that body has none."""
+    """Validate the dedupe keys, one for each body; None: that body has no key."""
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise InvalidParameterError(
             f"dedupe_keys must be one for each of the {count} bodies, not {_display(keys)}"
@@ -95,7 +93,7 @@ def validate_message_id(message_id: Any) -> str:
 
 
 def validate_reason(reason: Any) -> str:
-    """Why a message failed, in a form that every store takes; a long one is cut."""
+    """Return the reason of a failure in a form that every store accepts, cut if it is too long."""
     if not isinstance(reason, str):
         raise InvalidParameterError(
             f"reason must be text, of which {MAX_REASON_LENGTH} characters are kept, not "
@@ -128,11 +126,11 @@ def _validate_range(name: str, value: Any, minimum: float, maximum: float, unit:
 
 
 def _display(value: Any) -> str:
-    """What was given, as far as it can be shown: a number of many thousand digits and an object
-    of somebody else may refuse.
+    """Return the given value as short text. `repr` raises for an integer of many thousand digits,
+    and may raise for an object of the caller.
     """
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - anybody's code may run here, and the parameter is wrong anyhow
-        return f"something of type {type(value).__name__}"
+    except Exception:  # noqa: BLE001 - repr may run the caller's code, and the parameter is wrong in any case
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}…"

@@ -1,6 +1,4 @@
-"""One mailbox in Redis. Everything that is decided about messages is decided by the scripts in
-`lua/`.
-"""
+"""One mailbox in Redis. The scripts in `lua/` make every decision about its messages."""
 
 from __future__ import annotations
 
@@ -33,13 +31,13 @@ NO_TRANSACTION = (
     "postgresql:// store"
 )
 PUT_RESPONSE_SECONDS = 600
-"""Seconds for which the answer to a put is remembered, should it be asked again. The next put
-has it forgotten.
+"""Seconds for which the server keeps the response to a put, in case the client sends the put again.
+The next put deletes it.
 """
 MAX_RESPONSE_BYTES = 16 << 20
-"""Of rows in one answer; one message is given however large it is."""
+"""The size of all rows in one response. A single message may be larger."""
 _MAX_BATCH_BYTES = 256 << 20
-"""Redis takes no more than twice as much in one piece."""
+"""Redis accepts at most twice as many bytes in one argument."""
 _PURGE_BATCH = 2000
 _MAX_CONFIRMED = 1000
 _ROW_IDS_BATCH = 1000
@@ -58,7 +56,7 @@ class RedisOwner:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As `register_owner` of `lua/keys.lua` takes it."""
+        """The owner in the form that `register_owner` of `lua/keys.lua` takes."""
         return {
             "incarnation": self.incarnation,
             "page": self.page,
@@ -109,7 +107,7 @@ class RedisBackend:
         return owner
 
     def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
-        """One call for each mailbox in which the owner has claimed."""
+        """Report whether the owner drains, to each mailbox in which it has claimed."""
         registered = self.store.owners.get(owner)
         if registered is not None:
             registered.is_draining = is_draining
@@ -149,8 +147,8 @@ class RedisBackend:
         return ExchangeResult(settled, result.claimed, given_up=[*given_up, *result.given_up])
 
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
-        """One call for each mailbox in which the owner has claimed: they may be on different
-        nodes.
+        """Renew the leases of an owner. Makes one call for each mailbox in which it has claimed,
+        because they may be on different nodes.
         """
         return sum(
             backend.renew_own(owner, lease_seconds, skip) for backend in self._backends_of(owner)
@@ -198,8 +196,8 @@ class RedisBackend:
     # --- the rest of a backend ---
 
     def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
-        """A put whose answer was lost is asked again by its number, and stores nothing twice,
-        even if all was consumed by then.
+        """Store messages. A put whose response was lost is sent again with the same request id. It
+        stores nothing twice, even if its messages are gone by then.
         """
         _require_no_transaction(tx)
         self._open()
@@ -230,7 +228,7 @@ class RedisBackend:
         )
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
-        """In one step for each mailbox that they are about."""
+        """Settle with one script call for each mailbox of the claims."""
         _require_no_transaction(tx)
         self._open()
         return self._settle_everywhere(settlements)[0]
@@ -269,7 +267,9 @@ class RedisBackend:
         self.run_script("pause", paused=paused)
 
     def purge(self) -> int:
-        """A page at a time, as many as there were when it began: what comes meanwhile may stay."""
+        """Remove messages page by page, as many as there were at the start. Messages that are sent
+        meanwhile may stay.
+        """
         ready, delayed, *_ = self.run_script("stats")
         purged, left = 0, ready + delayed
         while left > purged:
@@ -319,7 +319,7 @@ class RedisBackend:
         )
 
     def leased_numbers(self, owner: int) -> list[int]:
-        """The numbers of the rows that an owner holds here."""
+        """Return the numbers of the rows of this mailbox that an owner has leased."""
         return [
             int(number)
             for number in self.store.resources().client.read("HKEYS", self.key, f":leases:{owner}")
@@ -334,8 +334,8 @@ class RedisBackend:
         lease_seconds: float = 0.0,
         selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
-        """Ask until something was leased, or nothing is there: a script passes over so many
-        spent rows at the most.
+        """Settle and claim messages of this mailbox. Calls the script until it leases a row or
+        finds none, because one call gives up a limited number of rows.
         """
         registered = self.store.owners.get(owner, _UNKNOWN_OWNER)
         arguments = {
@@ -370,7 +370,7 @@ class RedisBackend:
         return self._run_packed("exchange", pack_arguments(arguments), retry=RetryMode.NEVER)
 
     def row_ids_own(self, numbers: Sequence[int]) -> dict[int, str]:
-        """The ids of leased or ready messages, by the number of the row in the store."""
+        """Return the ids of leased or ready messages by their row numbers in the store."""
         queue, found = self.store.mailbox_number(self.name), {}
         for first in range(0, len(numbers), _ROW_IDS_BATCH):
             batch = numbers[first : first + _ROW_IDS_BATCH]
@@ -398,8 +398,8 @@ class RedisBackend:
     # --- helpers ---
 
     def _open(self) -> int:
-        """The number of this mailbox. The first call stores the budgets that it was opened with,
-        for every process that uses the mailbox.
+        """Return the number of this mailbox. The first call stores the budgets that the caller has
+        set, for every process that uses the mailbox.
         """
         number = self.store.mailbox_number(self.name)
         if self._budgets_to_store:
@@ -410,8 +410,8 @@ class RedisBackend:
     def _settle_everywhere(
         self, settlements: Sequence[Settlement]
     ) -> tuple[list[bool], list[GivenUp]]:
-        """Settle in the mailboxes that the claims are of: the results, and the messages that spent
-        a budget.
+        """Settle in the mailboxes of the claims. Return the results, and the messages that spent a
+        budget.
         """
         settled, given_up = [False] * len(settlements), list[GivenUp]()
         for name, positions in _positions_by_name(
@@ -429,9 +429,7 @@ class RedisBackend:
         return self if name == self.name else self.store.backend(name)
 
     def _backends_of(self, owner: int) -> list[RedisBackend]:
-        """The mailboxes in which an owner may hold something; this one if nothing is known about
-        it.
-        """
+        """Return the mailboxes in which an owner may hold leases; this one for an unknown owner."""
         registered = self.store.owners.get(owner)
         return [
             self._backend(name)
@@ -439,7 +437,7 @@ class RedisBackend:
         ]
 
     def _take_confirmed(self) -> list[str]:
-        """The puts that nobody will ask about again."""
+        """Take the request ids of puts whose response arrived, so that the server may delete it."""
         taken: list[str] = []
         try:
             while self._confirmed_puts and len(taken) < _MAX_CONFIRMED:
@@ -456,14 +454,14 @@ def _set_budgets(limits: MailboxLimits) -> dict[str, int]:
 def _validate_batch_size(packed_messages: bytes) -> bytes:
     if len(packed_messages) > _MAX_BATCH_BYTES:
         raise InvalidParameterError(
-            f"a batch has at the most {_MAX_BATCH_BYTES} bytes, not "
+            f"expected a batch of at most {_MAX_BATCH_BYTES} bytes, got "
             f"{len(packed_messages)}; send it in parts"
         )
     return packed_messages
 
 
 def _positions_by_name(names: Iterable[str | None]) -> dict[str | None, list[int]]:
-    """The places at which each name stands."""
+    """Return the positions of each name."""
     positions: dict[str | None, list[int]] = {}
     for position, name in enumerate(names):
         positions.setdefault(name, []).append(position)

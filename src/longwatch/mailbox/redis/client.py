@@ -1,6 +1,4 @@
-"""Calls about mailboxes: to the server that has them, under a deadline, and retried where that is
-safe.
-"""
+"""Calls the node that has a mailbox, under a deadline, and retries where a retry is safe."""
 
 from __future__ import annotations
 
@@ -26,19 +24,18 @@ _RETRYABLE = (ResponseLostError, StoreBusyError, StoreUnreachableError)
 
 
 class RetryMode(Enum):
-    """What to do when a reply was lost."""
+    """Whether a call is sent again after its reply was lost."""
 
-    NEVER = auto()  # doing it twice is not the same: the caller is told that the result is unknown
-    ONCE = auto()  # doing it twice is the same: a connection that had died is no reason to fail
+    NEVER = auto()  # not idempotent: raise an error that says the result is unknown
+    ONCE = auto()  # idempotent: one retry covers a connection that was dead already
     UNTIL_KNOWN = auto()  # the server recognises the request: retry until it replies
 
 
 class RedisClient:
-    """Calls of one process to one server, or to the nodes of one Cluster. Every method may be
-    called from any thread.
+    """The calls of one process to one server, or to the nodes of one Cluster. Thread-safe.
 
-    All keys of a mailbox are on one node, so a node that says that a mailbox has moved is believed,
-    and asked no more.
+    All keys of a mailbox are on one node. After a MOVED reply, calls for that mailbox go to the new
+    node.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,7 +51,7 @@ class RedisClient:
         return self._call_with_retry(retry, key, RedisNode.run_script, name, key, arguments)
 
     def read(self, command: str, key: str, suffix: str = "", *arguments: Any) -> Any:
-        """Run a plain command that only reads, on a part of a mailbox."""
+        """Run a read-only command on one key of a mailbox."""
         return self._call_with_retry(
             RetryMode.ONCE, key, RedisNode.execute, command, key + suffix, *arguments
         )
@@ -69,7 +66,7 @@ class RedisClient:
             node.close_after_fork()
 
     def _call_node(self, key: str, send: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Ask the server that has this mailbox."""
+        """Call the node that has this mailbox, and follow MOVED replies."""
         for _ in range(_MAX_REDIRECTS):
             try:
                 return send(self._node_by_key.get(key, self._default_node), *arguments)
@@ -85,13 +82,13 @@ class RedisClient:
         )
 
     def _node(self, host: str, port: int) -> RedisNode:
-        """Nodes are few, and stay."""
+        """Return the node at an address. Nodes are few, so they are never removed."""
         return self._nodes.setdefault((host, port), RedisNode(self._url, host=host, port=port))
 
     def _call_with_retry(
         self, mode: RetryMode, key: str, send: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Call, and if the reply is lost, retry as far as the mode and the time allow."""
+        """Call, and if the reply is lost, retry as far as the mode and the deadline allow."""
         began = self._clock.monotonic()
         try:
             return self._call_node(key, send, arguments)
@@ -103,8 +100,8 @@ class RedisClient:
     def _retry(
         self, send: Callable[[], Any], mode: RetryMode, lost: ResponseLostError, deadline: Deadline
     ) -> Any:
-        """Retry after a lost reply. A server that refuses or cannot be reached leaves the reply
-        lost: that is the error to raise.
+        """Retry after a lost reply. If the retry is refused or cannot be sent, raise the error of
+        the lost reply, because the first call may have been done.
         """
         failures = 0
 
@@ -129,7 +126,7 @@ class RedisClient:
 
 
 def pack_arguments(arguments: dict[str, Any]) -> bytes:
-    """The arguments of a script, as `lua/keys.lua` reads them."""
+    """Encode the arguments of a script in the form that `lua/keys.lua` reads."""
     return msgspec.msgpack.encode(arguments)
 
 

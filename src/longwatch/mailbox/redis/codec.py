@@ -1,4 +1,7 @@
-"""The bytes that the backend and its scripts exchange. `lua/messages.lua` describes the layouts."""
+"""Encodes and decodes the bytes that the backend and its scripts exchange.
+
+`lua/messages.lua` describes the layouts.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ _DEAD_LETTER = Struct(">dIIIIIBII")
 _KEEP_EXPIRED, _HAS_KEY = 1, 2
 
 NUMBER_BITS = 44
-"""A row's number within its mailbox; the bits above are the mailbox's own number, up to 63 bits
-in all.
+"""Bits of a row's number within its mailbox. The bits above, up to bit 63, are the mailbox's
+number.
 """
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 COUNTER_BY_BLAME = {
@@ -42,12 +45,12 @@ _COUNTER_BY_OUTCOME = {
 
 
 def number_of(seq: int) -> int:
-    """The number of a row within its mailbox."""
+    """Return the number of a row within its mailbox."""
     return seq & _NUMBER_MASK
 
 
 def seq_of(queue: int, number: int) -> int:
-    """The number of a row in the store."""
+    """Return the number of a row in the store."""
     return queue << NUMBER_BITS | number
 
 
@@ -55,8 +58,8 @@ def seq_of(queue: int, number: int) -> int:
 
 
 def pack_messages(messages: Iterable[NewMessage]) -> bytes:
-    """Messages as `put.lua` takes them: rows but for their numbers and times, which the server
-    gives.
+    """Encode messages for `put.lua`: rows without their numbers and times, which the server
+    assigns.
     """
     return b"".join(part for message in messages for part in _pack_message(message))
 
@@ -78,7 +81,7 @@ def _pack_message(message: NewMessage) -> tuple[bytes, ...]:
 
 
 def pack_settlement(settlement: Settlement, owner: int) -> tuple[Any, ...]:
-    """One settlement as `exchange.lua` takes it."""
+    """Encode one settlement for `exchange.lua`."""
     claim, outcome = settlement.claim, settlement.outcome
     if outcome is RowOutcome.DONE and claim.owner == owner:
         return claim.seq & _NUMBER_MASK, claim.term
@@ -104,7 +107,7 @@ def _storable_text(text: str | None) -> str | None:
 def unpack_claimed(
     response: bytes, *, owner: int, queue: int, is_exclusive: bool, max_failures: int
 ) -> list[ClaimedRow]:
-    """The rows that an exchange leased."""
+    """Decode the rows that an exchange leased."""
     rows, position, end, first_seq = list[ClaimedRow](), 0, len(response), queue << NUMBER_BITS
     while position < end:
         size, counters_size, term = _CLAIMED_HEAD.unpack_from(response, position)
@@ -133,7 +136,7 @@ def unpack_claimed(
 
 
 def unpack_given_up(mailbox: str, response: Sequence[bytes]) -> list[GivenUp]:
-    """The messages that a script dead-lettered: ids and reasons, in turn."""
+    """Decode the messages that a script dead-lettered: ids and reasons, in turn."""
     return [
         GivenUp(message_id.decode(), mailbox, reason.decode())
         for message_id, reason in zip(response[::2], response[1::2], strict=True)
@@ -141,7 +144,7 @@ def unpack_given_up(mailbox: str, response: Sequence[bytes]) -> list[GivenUp]:
 
 
 def unpack_records(response: Sequence[bytes]) -> list[MessageRecord]:
-    """Rows and counters, in turn, as records, oldest first."""
+    """Decode rows and counters, in turn, as records, oldest first."""
     pairs = sorted(
         zip(response[::2], response[1::2], strict=True),
         key=lambda pair: _HEAD.unpack_from(pair[0])[0],
@@ -176,7 +179,7 @@ def unpack_dead_letter(mailbox: str, packed: bytes) -> DeadLetter:
 
 
 def unpack_claims(response: Sequence[bytes], *, owner: int, queue: int) -> Iterable[Claim]:
-    """Numbers and leases, in turn, as claims."""
+    """Decode numbers and leases, in turn, as claims."""
     for number, lease in zip(response[::2], response[1::2], strict=True):
         yield Claim(seq_of(queue, int(number)), owner, int(_LEASE.unpack_from(lease)[0]))
 

@@ -1,4 +1,4 @@
-"""What Redis' errors mean to somebody who has to do something about them."""
+"""Turns the errors of Redis and redis-py into store errors that say what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PASSWORD: ErrorMeaning = (
 _DATABASE: ErrorMeaning = (
     StoreLocationError,
     (
-        "has no database of this number; write redis://HOST:PORT/0, or raise `databases` in its "
+        "has no database with this number; write redis://HOST:PORT/0, or raise `databases` in its "
         "redis.conf (a Cluster has only 0)"
     ),
 )
@@ -83,20 +83,20 @@ _CODE_BY_CLASS: dict[type[Exception], str] = {
 
 
 class ResponseLostError(StoreError):
-    """It was sent, and no answer came: whether it was done is unknown."""
+    """A command was sent and no response came, so its outcome is unknown."""
 
 
 def refused_error(url: str, error: Exception) -> StoreError:
-    """What the server said instead of doing it: nothing was written."""
+    """Return the error for a command that the server refused. Nothing was written."""
     found = _MEANING_BY_CODE.get(_code(error))
     if found is None:
-        return StoreError(f"{mask_text(url)} did not do it: {error}")
+        return StoreError(f"{mask_text(url)} refused a command: {error}")
     kind, text = found
     return kind(f"{mask_text(url)} {text} ({error})")
 
 
 def unreachable_error(url: str, error: Exception) -> StoreError:
-    """It could not be sent: nothing was written."""
+    """Return the error for a command that could not be sent. Nothing was written."""
     if isinstance(error, redis.AuthenticationError | redis.BusyLoadingError | redis.ResponseError):
         return refused_error(url, error)
     return StoreUnreachableError(
@@ -111,16 +111,14 @@ def response_lost_error(url: str, error: Exception) -> ResponseLostError:
 
 
 def is_demoted(error: Exception) -> bool:
-    """Whether the server has become a replica: its address may lead to another one now, but only
-    for a new connection.
+    """Return whether the server has become a replica. A new connection to the same address may
+    reach the new master.
     """
     return _code(error) == "READONLY"
 
 
 def read_error(error: ResponseLostError) -> StoreError:
-    """The same about something that writes nothing, or nothing that matters when it is done
-    twice.
-    """
+    """Return the error for a lost response to a read or an idempotent call: try again."""
     kind = (
         StoreBusyError if isinstance(error.__cause__, redis.TimeoutError) else StoreUnreachableError
     )
@@ -128,10 +126,10 @@ def read_error(error: ResponseLostError) -> StoreError:
 
 
 def _code(error: Exception) -> str:
-    """The first word of what the server said; redis-py takes it off for those that have a class of
-    their own.
+    """Return the error code, which is the first word of the server's reply. redis-py removes the
+    code for errors that have their own class.
 
-    An error inside a script may come wrapped in the script's own words.
+    An error inside a script has other text before its code.
     """
     if type(error) in _CODE_BY_CLASS:
         return _CODE_BY_CLASS[type(error)]

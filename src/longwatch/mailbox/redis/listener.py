@@ -1,8 +1,8 @@
-"""Notifications that scripts publish, received on a connection that subscribes to mailboxes.
+"""Receives the notifications that scripts publish, on a connection that subscribes to mailboxes.
 
 A mailbox stays subscribed for a while after its last receiver has stopped listening, because a
-receiver in a loop listens anew each time. The reply to SUBSCRIBE wakes the receivers of that
-mailbox: what was published before was not received.
+receiver in a loop listens again each time. The reply to SUBSCRIBE wakes the receivers of that
+mailbox, because earlier notifications were not received.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SubscriberConnection:
         self._decrypted_bytes: Callable[[], int] = getattr(connection._sock, "pending", lambda: 0)  # noqa: SLF001
 
     def start(self) -> Iterable[ChannelsToWake]:
-        """Nothing is subscribed yet; the replies to SUBSCRIBE wake."""
+        """Return nothing: the replies to SUBSCRIBE wake the receivers."""
         return ()
 
     def subscribe(self, channels: set[str]) -> None:
@@ -55,8 +55,8 @@ class SubscriberConnection:
         self._channels = channels
 
     def receive(self) -> ChannelsToWake:
-        """Read everything at hand: bytes in the reader, or decrypted ahead by TLS, make no socket
-        readable.
+        """Read all messages that have arrived, and return their channels. Bytes that are buffered
+        in the reader or in TLS do not make the socket readable, so they are read now.
         """
         messages = [self._reader.read()]
         while self._reader.has_buffered or self._decrypted_bytes():
@@ -65,10 +65,10 @@ class SubscriberConnection:
         return {channel for message in messages for channel in _channels_of(message)}
 
     def check_alive(self) -> None:
-        """PING a connection that was silent; give it up when no reply comes."""
+        """Send a PING on a silent connection. Raises ConnectionError when no reply has come."""
         silent = time.monotonic() - self._received_at
         if silent > 2 * PING_AFTER_IDLE:
-            raise redis.ConnectionError("no answer to a PING")
+            raise redis.ConnectionError("no reply to a PING")
         if silent > PING_AFTER_IDLE and self._channels:
             self._connection.send_command("PING", check_health=False)
 
@@ -80,7 +80,7 @@ class SubscriberConnection:
 
 
 def _channels_of(message: Any) -> list[str]:
-    """The channel that a message notifies, or whose subscription it confirms."""
+    """Return the channel that a message notifies, or whose subscription it confirms."""
     if isinstance(message, redis.RedisError):
         raise message
     return [message[1].decode()] if message[0] in {b"message", b"subscribe"} else []

@@ -1,6 +1,4 @@
-"""The Lua scripts: each is a file that says what it does, behind the parts that it shares with
-others.
-"""
+"""Loads the Lua scripts. Each is one file, prefixed with the parts that it shares with others."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ SCRIPT_NAMES = tuple(_PRELUDE_BY_SCRIPT)
 
 
 class LuaScript(NamedTuple):
-    """A script, and the name that the server knows it by."""
+    """A script, and the digest by which the server calls it."""
 
     source: bytes
     digest: bytes

@@ -9,10 +9,10 @@ later.
     backend.py      one mailbox
     sweep.py        reclaims the messages of dead owners and of ended leases
     listener.py     receives notifications
-    client.py       which node, under which deadline, and whether to retry
+    client.py       chooses the node, sets the deadline and retries
     transport.py    the connections to one server: one request, one reply
     url.py          the options in a URL
-    errors.py       what an error of the server means, and its cure
+    errors.py       turns errors of the server into store errors that say what to do
     codec.py        the bytes between backend and scripts
     scripts.py      loads lua/, where the rules are
 """
@@ -41,7 +41,7 @@ from longwatch.store.database import ClockJump, OwnerRegistry
 from longwatch.store.forks import register_fork_hooks
 
 MAILBOXES_KEY = "longwatch:mailboxes"
-"""The hash number -> name of every mailbox; the one key outside the tags of the mailboxes."""
+"""The hash number -> name of every mailbox; the only key without the tag of a mailbox."""
 SCHEMA_FIELD = "schema"
 SCHEMA_VERSION = 5
 """The layout of the keys (lua/keys.lua), kept in the hash of mailboxes. A process refuses any other
@@ -51,7 +51,7 @@ MAX_MAILBOXES = 1 << (63 - NUMBER_BITS)
 
 
 class RedisResources:
-    """What one process has open. Making it opens nothing."""
+    """The connections and the listener of one process. The constructor opens nothing."""
 
     def __init__(self, url: str) -> None:
         self.client = RedisClient(url)
@@ -59,20 +59,21 @@ class RedisResources:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """In a forked child nothing happens: what is open is the parent's."""
+        """Close them. Does nothing in a forked child, because they belong to the parent."""
         if self._pid == os.getpid():
             self.listener.close()
             self.client.close()
 
     def close_after_fork(self) -> None:
-        """In a forked child: close its copies of what the parent has open."""
+        """In a forked child: close its copies of the parent's connections."""
         self.listener.abandon()
         self.client.close_after_fork()
 
 
 class RedisStore:
-    """Mailboxes by name, on one server. Lazy: making it opens nothing, and a forked child opens
-    connections of its own.
+    """The mailboxes of one Redis server by name. Thread-safe.
+
+    The constructor opens nothing. A forked child opens its own connections.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
@@ -92,13 +93,13 @@ class RedisStore:
         return RedisBackend(self, name, limits=limits)
 
     def resources(self) -> RedisResources:
-        """What this process has open."""
+        """Return the connections of this process. Raises StoreClosedError after close()."""
         if self._closed:
             raise StoreClosedError(f"{mask_text(self.url)} was closed; open it again")
         return self._resources.get(os.getpid()) or self._open()
 
     def mailbox_number(self, name: str) -> int:
-        """The number of a mailbox in this store: a row's number begins with it."""
+        """Return the number of a mailbox in this store, with which its row numbers begin."""
         number = self._numbers.get(name)
         if number is None:
             arguments = (name, preferred_number(name), MAX_MAILBOXES, SCHEMA_VERSION)
@@ -112,11 +113,11 @@ class RedisStore:
         return number
 
     def mailbox_of_seq(self, seq: int) -> str | None:
-        """The mailbox whose row has this number; None if this store has given no rows of it."""
+        """Return the mailbox of a row number; None if this object has not used that mailbox."""
         return self._names.get(seq >> NUMBER_BITS)
 
     def mailbox_names(self) -> list[str]:
-        """Every mailbox, by name."""
+        """Return the names of all mailboxes, sorted."""
         found = self.resources().client.read("HGETALL", MAILBOXES_KEY)
         names = dict(zip(found[::2], found[1::2], strict=True))
         schema = names.pop(SCHEMA_FIELD.encode(), b"none")
@@ -124,11 +125,11 @@ class RedisStore:
             raise SchemaTooOldError(f"{mask_text(self.url)} {OTHER_SCHEMA}")
         return sorted(name.decode() for name in names.values())
 
-    def transact(self, work: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002 - the name a SQL store has for it
+    def transact(self, work: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002 - the signature of a SQL store
         raise UnsupportedError(NO_TRANSACTION)
 
     def close(self) -> None:
-        """Let go of connections and threads; idempotent. The messages stay."""
+        """Close connections and stop threads. Idempotent. The messages stay."""
         self._closed = True
         resources = self._resources.get(os.getpid())
         if resources is not None:
@@ -146,21 +147,21 @@ class RedisStore:
     # --- forks ---
 
     def before_fork(self) -> None:
-        """Nothing waits for a fork: the child uses nothing of the parent's."""
+        """Do nothing: the child uses no connection of the parent."""
 
     def after_fork_in_parent(self) -> None:
-        """And nothing was held."""
+        """Do nothing: `before_fork` takes no lock."""
 
     def after_fork_in_child(self) -> None:
-        """In the child: let go of what the parent has open, which goes on there."""
+        """In the child: close its copies of the parent's connections. The parent keeps its own."""
         resources, self._resources = self._resources, {}
         for each in resources.values():
             with suppress(OSError):
                 each.close_after_fork()
 
     def _open(self) -> RedisResources:
-        """No lock, which a fork could find taken: of two that open at once one wins, and none
-        has connected yet.
+        """Make the connections of this process. Takes no lock, because a fork could leave it locked
+        in the child. If two threads call it at once, both use the first result.
         """
         made = RedisResources(self.url)
         resources = self._resources.setdefault(os.getpid(), made)
@@ -170,8 +171,8 @@ class RedisStore:
 
 
 def preferred_number(name: str) -> int:
-    """Where a name leads; it gets this number, or the next that is not taken. So a mailbox has
-    the same one after a restore.
+    """Return the number that a mailbox gets unless it is taken. It depends only on the name, so the
+    mailbox has the same number after a restore.
     """
     return (
         int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
@@ -180,7 +181,9 @@ def preferred_number(name: str) -> int:
 
 
 def _identity(url: str) -> object:
-    """Equal for two URLs of one server and database; UsageError for one that cannot be."""
+    """Return a value that is equal for two URLs of one server and database. Raises UsageError for
+    an invalid URL.
+    """
     try:
         options = RedisNode(url).validate().options
     except (ValueError, TypeError):

@@ -1,10 +1,10 @@
-"""The sweep of one mailbox in Redis: what the server sees is judged here, where processes and beat
-pages can be looked at.
+"""Sweeps one mailbox in Redis. The server lists the owners, and this process checks its own host
+for their processes and beat pages.
 
-Look first, a read; act only if there is something to do. In between things change, so the script
-that acts looks again. Other hosts share the server: an owner of another boot is alive until its
-lease has ended. When most owners that renew lapse at once, the server's clock has moved, and
-`store/lapse_guard.py` lets their leases wait for one renewal interval.
+A sweep reads first, and writes only if there is something to do. The script that writes checks
+again, because leases may have changed meanwhile. Other hosts share the server: an owner of another
+boot counts as alive until its lease has ended. When most owners that renew lapse at once, the
+server's clock has moved, and `store/lapse_guard.py` delays reclaiming by one renewal interval.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from longwatch.store.sweep import (
 )
 
 ReleaseRequest = tuple[str, int, str, bool]
-"""As `sweep.lua` takes it: owner, number, the counter that rises, whether only if it has ended."""
+"""A lease to release by `sweep.lua`: owner, number, counter to raise, whether only if it ended."""
 
 
 class Sweepable(Protocol):
-    """What a sweep asks of a mailbox."""
+    """The part of a mailbox backend that a sweep uses."""
 
     def run_script(self, script: str, **arguments: Any) -> Any: ...
 
@@ -49,7 +49,7 @@ class SweepResult(NamedTuple):
 
 
 class LapsedLeases(NamedTuple):
-    """Leases of one owner that have ended, and what is known of the owner."""
+    """Leases of one owner that have ended, and how the owner ended."""
 
     owner: str
     numbers: Sequence[str]
@@ -57,7 +57,7 @@ class LapsedLeases(NamedTuple):
 
 
 class OwnerStatus(NamedTuple):
-    """An owner as the server knows it."""
+    """An owner as the server lists it, its age in seconds, and whether it holds leases."""
 
     holder: LeaseOwner
     age: float
@@ -70,8 +70,8 @@ class OwnerStatus(NamedTuple):
 
     @property
     def is_forgettable(self) -> bool:
-        """Holds nothing, entered long ago, and nobody here can tell whether it lives: it may
-        enter again.
+        """Whether the record of the owner may be deleted: it holds no lease, registered long ago,
+        and this host cannot see its process. If it is alive, it registers again.
         """
         found = parse_incarnation(self.holder.incarnation)
         return (
@@ -122,7 +122,7 @@ def sweep(
 
 
 def _lease_owner(record: Sequence[Any]) -> LeaseOwner:
-    """An owner as `find_stale.lua` returns it; it has false for a value that is missing."""
+    """Decode an owner from `find_stale.lua`, which returns false for a missing value."""
     owner, incarnation, page, parent, is_draining, renew_seconds = record
     return LeaseOwner(
         int(owner), incarnation, page or None, parent or None, is_draining, renew_seconds or None
@@ -132,7 +132,7 @@ def _lease_owner(record: Sequence[Any]) -> LeaseOwner:
 def _leases_of_dead(
     mailbox: Sweepable, dead: Iterable[OwnerStatus], queue: int
 ) -> Iterator[ReleaseRequest]:
-    """What they hold, a page of it at a time."""
+    """Yield the leases of dead owners, one page of each."""
     for status in dead:
         if status.has_leases:
             blame = owner_end(status.holder).blame
@@ -151,7 +151,7 @@ def _reclaimable(
     guard: LapseGuard,
     now: float,
 ) -> list[LapsedLeases]:
-    """The lapsed leases of owners that are not dead, as far as they may be reclaimed now."""
+    """Return those lapsed leases of owners that are not dead that may be reclaimed now."""
     renew_seconds = {owner: status.holder.renew_seconds for owner, status in living.items()}
     reclaimable = guard.reclaimable(
         [
@@ -170,7 +170,7 @@ def _reclaimable(
 
 
 def _end_of(status: OwnerStatus | None) -> OwnerEnd:
-    """What is known of the end of an owner; one whose record is missing blames no row."""
+    """Return how an owner ended. An owner without a record blames no row."""
     return OwnerEnd(has_page=True, is_draining=True) if status is None else owner_end(status.holder)
 
 
@@ -181,7 +181,7 @@ def _lapsed_leases(lapsed: Iterable[LapsedLeases], queue: int) -> Iterator[Relea
 
 
 def _remove_pages(holders: Iterable[LeaseOwner]) -> None:
-    """Only once their rows are back for good: until then somebody may need them."""
+    """Remove the beat pages of deleted owners. Sweeps need the page while rows are leased."""
     for holder in holders:
         found = parse_incarnation(holder.incarnation)
         if holder.page is not None and found is not None and found.is_dead():

@@ -1,10 +1,10 @@
 """The connections of one process to one Redis server: a reader of RESP version 2, a connection, and
 a node with its idle connections.
 
-redis-py makes a connection: address, encryption, login, database. Commands and responses after that
-are written and read here, and idle connections are kept here. redis-py would spend more time on a
-command than the server, and an interrupt inside its pool leaves a connection that is never used or
-closed. A connection without references closes itself.
+redis-py makes a connection: address, encryption, login, database. This module writes the commands,
+reads the responses and keeps idle connections. redis-py would spend more time on a command than the
+server. An interrupt inside its pool leaves a connection that is never used or closed. A connection
+without references closes itself.
 
 A command fails in one of three ways. It could not be sent, or the server refused it: nothing was
 done. Or it was sent and no response came: then the outcome is unknown. redis-py's own retries are
@@ -41,28 +41,28 @@ from longwatch.mailbox.redis.url import connection_options
 
 _READ_BYTES = 16 << 10
 _MAX_READ_BYTES = 1 << 20
-"""Bytes asked for at once: as a rule, and while a large answer comes in."""
+"""Bytes that one `recv` requests: normally, and while a large response arrives."""
 
 
 class RespReader:
-    """The answers on one connection, one after the other. What it raises is redis-py's; after
-    that the connection is of no use.
+    """Reads the responses of one connection in order. Raises redis-py's errors, after which the
+    connection must be closed.
     """
 
     def __init__(self, connection: Any) -> None:
-        self._sock = connection._sock  # noqa: SLF001 - redis-py has no word for what it talks over
-        self._parse_error = connection._parser.parse_error  # noqa: SLF001 - which class stands for which refusal
+        self._sock = connection._sock  # noqa: SLF001 - redis-py has no public name for its socket
+        self._parse_error = connection._parser.parse_error  # noqa: SLF001 - maps error codes to classes
         self._buffer = b""
         self._position = 0
 
     @property
     def has_buffered(self) -> bool:
-        """Whether something has arrived that was not read yet."""
+        """Whether received bytes are still to be read."""
         return self._position < len(self._buffer)
 
     def read(self) -> Any:
-        """The next answer, waited for. A refusal is returned as the error that it is, so that
-        one inside an answer is read past.
+        """Wait for the next response and return it. An error reply is returned, not raised, so that
+        a response that contains one is read to its end.
         """
         line = self._read_line()
         kind, text = line[:1], line[1:]
@@ -98,7 +98,7 @@ class RespReader:
         return self._buffer[start:end]
 
     def _fill(self, size: int) -> None:
-        """Have so many bytes at hand, put together once."""
+        """Receive until `size` bytes are buffered, and join them once."""
         pieces = [self._buffer[self._position :]]
         missing = size - len(pieces[0])
         while missing > 0:
@@ -119,11 +119,11 @@ class RespReader:
 
 
 _MAX_JOINED_BYTES = 64 << 10
-"""Commands up to so many bytes are sent in one piece."""
+"""Commands up to this many bytes are sent in one piece."""
 
 
 class RedisConnection:
-    """A connection, made by its first use. One user at a time."""
+    """A connection that connects when it is first used. Not thread-safe."""
 
     __slots__ = ("__weakref__", "_poll", "_reader", "_sock", "connection")
 
@@ -132,11 +132,11 @@ class RedisConnection:
         self._sock: Any = None
 
     def ensure_alive(self) -> None:
-        """Have it connected, silent and alive. One that was closed, or was idle for long and
-        does not answer, is made anew.
+        """Connect if needed. Reconnect if the connection was closed, has unread data, or was idle
+        for long and does not reply to a PING.
         """
         connection = self.connection
-        if self._sock is None or self._sock is not connection._sock:  # noqa: SLF001 - redis-py has no word for what it talks over
+        if self._sock is None or self._sock is not connection._sock:  # noqa: SLF001 - redis-py has no public name for its socket
             self._connect()
         elif self._is_unusable():
             connection.disconnect()
@@ -147,7 +147,7 @@ class RedisConnection:
             self._sock.sendall(piece)
 
     def read_response(self) -> Any:
-        """What the server says; a refusal comes out as redis-py's error."""
+        """Wait for the response and return it. Raises redis-py's error if the server refused."""
         response = self._reader.read()
         self.connection.next_health_check = time.monotonic() + self.connection.health_check_interval
         if isinstance(response, redis.RedisError):
@@ -170,9 +170,9 @@ class RedisConnection:
         self._sock = connection._sock  # noqa: SLF001
 
     def _is_unusable(self) -> bool:
-        """Whether something came that nobody asked for, as a rule the end, or it was idle for long
-        and does not answer. An encrypted line may have something to read that is no answer, so
-        redis-py has the last word.
+        """Return whether data came without a request, usually the end of the connection, or whether
+        it was idle for long and does not reply. TLS data may contain no response, so redis-py's
+        `can_read` decides.
         """
         try:
             if self._poll.poll(0) and self.connection.can_read(timeout=0):
@@ -184,13 +184,13 @@ class RedisConnection:
 
 
 def close_after_fork(connection: Any) -> None:
-    """Close a copy of another process's socket: the connection itself goes on there."""
-    if connection._sock is not None:  # noqa: SLF001 - redis-py closes it only under locks that the fork may have found taken
+    """Close this process's copy of another process's socket. The connection stays open there."""
+    if connection._sock is not None:  # noqa: SLF001 - redis-py closes it under locks that the fork may have left locked
         connection._sock.close()  # noqa: SLF001
 
 
 def encode_command(command: Sequence[Any]) -> list[bytes]:
-    """A command in the protocol of the server, in the pieces in which it is sent."""
+    """Encode a command in RESP, in the pieces in which it is sent."""
     pieces = [b"*%d\r\n" % len(command)]
     for word in command:
         data = word if type(word) is bytes else str(word).encode()
@@ -199,11 +199,11 @@ def encode_command(command: Sequence[Any]) -> list[bytes]:
 
 
 RESPONSE_TIMEOUT = 10.0
-"""How long one answer is waited for, in seconds; `?socket_timeout=` in the URL says otherwise."""
+"""Seconds to wait for one response, unless the URL has `?socket_timeout=`."""
 CONNECT_TIMEOUT = 5.0
 PING_AFTER_IDLE = 15.0
-"""A connection that was idle for so many seconds has to answer a PING before it is used: the
-other end may be gone.
+"""Seconds after which an idle connection must reply to a PING before it is used, because the other
+end may be gone.
 """
 _DEFAULT_OPTIONS: dict[str, Any] = {
     "socket_timeout": RESPONSE_TIMEOUT,
@@ -212,12 +212,12 @@ _DEFAULT_OPTIONS: dict[str, Any] = {
     "socket_keepalive": True,
     "max_connections": 10_000,
 }
-"""What the URL may say otherwise, in its query."""
+"""The defaults of options that the query of the URL may set."""
 
 
 def _on_connect(connection: Any) -> None:
-    """Log in and choose the database. One that is interrupted in it is closed: answers may be
-    still to come.
+    """Log in and choose the database. Closes a connection that is interrupted here, because
+    responses may still arrive.
     """
     try:
         connection.on_connect()
@@ -235,8 +235,7 @@ _FIXED_OPTIONS: dict[str, Any] = {
 
 
 class RedisNode:
-    """One server, as one process sees it. Opened by the first question; every method may be called
-    from any thread.
+    """The connections of one process to one server. The first command connects. Thread-safe.
 
     `overrides` replaces parts of the URL: host and port of another node of the same Cluster.
     """
@@ -259,15 +258,13 @@ class RedisNode:
         return float(self.options["socket_timeout"])
 
     def validate(self) -> Self:
-        """ValueError or TypeError if the URL says something that no connection could be made
-        with; opens nothing.
-        """
+        """Raise ValueError or TypeError if the URL allows no connection. Opens nothing."""
         self._connection_class(**self.options)
         return self
 
     def run_script(self, name: str, key: str, arguments: Sequence[Any]) -> Any:
-        """Run a script on a key; one that the server does not know any more, because it was
-        restarted, is sent again.
+        """Run a script on a key. Sends the source if the server does not have the script, as after
+        a restart.
         """
         script = load_script(name)
         try:
@@ -276,10 +273,10 @@ class RedisNode:
             return self.execute(b"EVAL", script.source, b"1", key, *arguments)
 
     def execute(self, *command: Any) -> Any:
-        """Send and wait for the answer. What the server refuses comes out as redis-py's error.
+        """Send a command and wait for its response. Raises redis-py's error if the server refuses.
 
-        The connection is closed unless an answer was read to its end, be it a refusal: what is
-        still to come would be taken for the answer to the next question.
+        Closes the connection unless a whole response or error reply was read. Otherwise the rest
+        would be taken for the response to the next command.
         """
         connection = self._acquire()
         try:
@@ -301,35 +298,35 @@ class RedisNode:
         return response
 
     def connect(self) -> Any:
-        """A connection of its own, for who listens; the caller closes it."""
+        """Open a separate connection for a listener. The caller closes it."""
         connection = self._connection_class(**self.options)
         connection.connect()
         return connection
 
     def close(self) -> None:
-        """Also what is in use: who waits there is told at once that no answer will come."""
+        """Close all connections, also those in use. Calls that wait on them fail at once."""
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
             connection.close()
 
     def close_after_fork(self) -> None:
-        """In a forked child: close its copies of the parent's sockets, without a word to the
-        server and without a lock.
+        """In a forked child: close its copies of the parent's sockets. Sends nothing to the server
+        and takes no lock.
         """
         for connection in list(self._connections):
             connection.close_after_fork()
 
     def _close_idle(self) -> None:
-        """What took one answer may have silenced the others too, and each of them would be
-        waited for.
+        """Close the idle connections. The fault that lost one response may affect them too, and
+        each would take a whole timeout.
         """
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
 
     def _acquire(self) -> RedisConnection:
-        """The connection that was used last, or a new one."""
+        """Return the idle connection that was used last, or a new one."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -341,7 +338,7 @@ class RedisNode:
         return connection
 
     def _send(self, connection: RedisConnection, command: Sequence[Any]) -> None:
-        """Nothing that fails here was done."""
+        """Send a command. If this raises, the server has not done it."""
         try:
             connection.ensure_alive()
             if not self._settings_checked:
@@ -359,8 +356,8 @@ class RedisNode:
             raise response_lost_error(self.url, error) from error
 
     def _check_settings(self, connection: RedisConnection) -> None:
-        """Warn once of settings that may lose messages. A server that does not tell is taken at
-        its word.
+        """Warn once about settings that may lose messages. Does nothing if the server refuses
+        INFO.
         """
         self._settings_checked = True
         try:
@@ -378,7 +375,7 @@ class RedisNode:
 
 
 def unsafe_settings(info: dict[str, str]) -> list[str]:
-    """What is wrong with the settings that INFO tells."""
+    """Return a warning for each setting in the reply to INFO that may lose messages."""
     faults = []
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
@@ -387,6 +384,6 @@ def unsafe_settings(info: dict[str, str]) -> list[str]:
         )
     if info.get("aof_enabled") == "0":
         faults.append(
-            "appendonly is off, so a restart loses what came after the last snapshot; set it to yes"
+            "appendonly is off, so a restart loses messages since the last snapshot; set it to yes"
         )
     return faults

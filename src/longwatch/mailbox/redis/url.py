@@ -1,6 +1,6 @@
-"""What the URL of a Redis server says, and what is wrong with one that cannot be.
+"""Reads the options in the URL of a Redis server, and describes the faults of an invalid URL.
 
-Nothing that a parser says about a URL is repeated: it quotes what it stumbled over, and that may be
+The errors do not repeat the text of a parser: it quotes the part that it cannot read, which may be
 part of a password.
 """
 
@@ -22,7 +22,7 @@ _ENCODING_HINT = "with / # ? @ % in the password as %2F %23 %3F %40 %25"
 
 
 def connection_options(url: str) -> dict[str, Any]:
-    """What connections are made with; UsageError with the cure."""
+    """Return the options for connections. Raises UsageError for an invalid URL."""
     require_client_version()
     try:
         path = urlsplit(url).path
@@ -45,13 +45,12 @@ def invalid_url(url: str) -> UsageError:
         else mask_text(url)
     )
     return UsageError(
-        f"{shown} names no Redis server, or an option that there is not; {_URL_FORM}, "
-        f"{_ENCODING_HINT}"
+        f"{shown} names no Redis server, or an unknown option; {_URL_FORM}, {_ENCODING_HINT}"
     )
 
 
 def require_client_version() -> None:
-    """UsageError if redis-py is too old to be used at all."""
+    """Raise UsageError if redis-py is too old."""
     found = redis.__version__
     major = found.partition(".")[0]
     if major.isdecimal() and int(major) < MIN_CLIENT_VERSION:
@@ -63,15 +62,15 @@ def require_client_version() -> None:
 
 def _invalid_database(url: str) -> UsageError:
     return UsageError(
-        f"{mask_text(url)} names a database that is no number; {_URL_FORM}, where DATABASE is 0, "
-        f"1, 2 and so on"
+        f"{mask_text(url)} names a database that is not a number; {_URL_FORM}, where DATABASE is "
+        f"0, 1, 2 and so on"
     )
 
 
 def _has_unencoded_password(url: str) -> bool:
-    """Whether a / # or ? of the password has ended the part of the URL that the password is in.
+    """Return whether a / # or ? of the password ends the part of the URL that holds the password.
 
-    Then masking cannot know either where the password ends, so nothing of such a URL is shown.
+    Masking cannot find the end of such a password, so no part of the URL is shown.
     """
     rest = url.partition("://")[2]
     host_ends = re.search(r"[/?#]", rest)

@@ -1,16 +1,14 @@
--- The budgets of a mailbox and what follows from them; prefixed to the scripts that lease and
--- release.
+-- Applies the budgets of a mailbox; prefixed to the scripts that lease and release.
 --
 -- A message has a counter for each kind of end of a lease: failures, crashes, lost, releases
--- (store/blame.py says which one rises). Each but releases has a budget, which is in the mailbox's
--- own hash, so that every process applies the same one. `release` counts an event and gives the
--- message up, in the same script, if that spent a budget.
+-- (store/blame.py says which one rises). Each but releases has a budget. The mailbox's own hash
+-- holds the budgets, so that every process applies the same ones. `release` counts an event and
+-- gives the message up, in the same script, if that spent a budget.
 --
 -- A ready message is in one of two zsets: a suspect, which one more crash or loss would give up, in
--- SUSPECTS, every other message in READY. So a claim that takes no suspects never meets one. When
--- the limits change, `set_limits.lua` moves all suspects to READY, and the claims that meet them
--- there put them in their place. So a message in SUSPECTS is a suspect, and a message in READY may
--- be one for a while.
+-- SUSPECTS, every other message in READY. So a claim that takes no suspects finds none. When the
+-- limits change, `set_limits.lua` moves all suspects to READY, and later claims move them back. So
+-- a message in SUSPECTS is always a suspect, and a message in READY may be one for a while.
 
 -- The defaults are those of `MailboxLimits` in mailbox/limits.py: change both.
 local SETTINGS = redis.call('HMGET', BASE, 'max_failures', 'max_crashes', 'max_lost', 'paused')
@@ -18,7 +16,7 @@ local MAX_FAILURES = tonumber(SETTINGS[1] or 5)
 local MAX_CRASHES, MAX_LOST = tonumber(SETTINGS[2] or 3), tonumber(SETTINGS[3] or 5)
 local IS_PAUSED = SETTINGS[4] == '1'
 
--- The messages that this script made dead letters: id and reason, in turn.
+-- The messages that this script dead-lettered: id and reason, in turn.
 local dead_lettered = {}
 
 local function report_dead_letter(id, reason)
@@ -39,7 +37,7 @@ local function spent_reason(history)
   return history.failures >= MAX_FAILURES and 'failed' or nil
 end
 
--- Make the delayed messages ready that are due; how many.
+-- Make due messages ready, and return how many.
 local function promote_due()
   local ids = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', WALL_NOW, 'LIMIT', 0, BATCH / 2)
   if #ids == 0 then return 0 end
@@ -58,7 +56,7 @@ local function promote_due()
   return #ids
 end
 
--- Count the end of a lease: the id of the message and its new history.
+-- Count the end of a lease, and return the id of the message and its new history.
 local function count_end(lease, counter, error)
   local term, flags = struct.unpack(LEASE_FORMAT, lease)
   local id = lease:sub(10)
@@ -69,15 +67,15 @@ local function count_end(lease, counter, error)
   return id, history
 end
 
--- Make a dead letter of a leased message. The caller ends the lease.
+-- Dead-letter a leased message. The caller ends the lease.
 local function dead_letter(id, history, reason, traceback)
   local row = redis.call('HGET', MESSAGES, id)
   if row then add_dead_letter(id, row, history, reason, traceback) end
   erase({id})
 end
 
--- Release a leased message and raise a counter: to its old place, or delayed, or as a dead letter
--- if that spent a budget. The caller ends the lease.
+-- Release a leased message and raise a counter. It returns to its old place, is delayed, or becomes
+-- a dead letter if that spent a budget. The caller ends the lease.
 local function release(number, lease, counter, delay, error, traceback)
   local id, history = count_end(lease, counter, error)
   local reason = counter ~= 'releases' and spent_reason(history)

@@ -67,9 +67,9 @@ local function select_suspect()
   return nil, given_up, gone
 end
 
--- Go through READY up to a number: which messages to lease, which to give up, which to move to
+-- Search READY up to a number: which messages to lease, which to give up, which to move to
 -- SUSPECTS, how many were seen, and whether the end was reached. With 'any' a suspect is leased by
--- itself; with 'ordinary' it is moved.
+-- itself. With 'ordinary' it is moved.
 local function select_ready(limit, up_to)
   local found = {leased = {}, given_up = {}, moved = {}, seen = 0, is_end = false}
   local leased, size = found.leased, 0
@@ -130,7 +130,7 @@ local function lease_messages(leased)
   return table.concat(response)
 end
 
--- Lease messages of READY, and do with the others there what `select_ready` found.
+-- Lease the messages that `select_ready` found in READY, and give up or move the others.
 local function claim_ready(found)
   local erased = give_up(found.given_up)
   local moved = {}

@@ -1,4 +1,4 @@
--- Delete dead letters; for each 1 if it was there, else 0. args: ids.
+-- Delete dead letters. The response: for each 1 if it existed, else 0. args: ids.
 
 local response = {}
 for i, id in ipairs(args.ids) do

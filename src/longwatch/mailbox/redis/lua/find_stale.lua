@@ -1,11 +1,13 @@
--- What a sweep would change; a read. args: limit, retention (of dead letters, in seconds; none:
--- for ever). The response, in msgpack: owners {owner, incarnation, page, parent, whether it drains,
--- seconds between its renewals, seconds since registration, whether it holds a lease}; lapsed
--- leases {owner, {number}}, with limit numbers of an owner at most; and whether any message is due
--- or has expired, or any dead letter is older than the retention.
+-- Find what a sweep would change. Writes nothing. args: limit, retention (of dead letters, in
+-- seconds; none: they are kept). The response, in msgpack:
+--   owners         {owner, incarnation, page, parent, whether it drains, seconds between its
+--                  renewals, seconds since registration, whether it holds a lease}
+--   lapsed leases  {owner, {number}}, with limit numbers of an owner at most
+--   is stale       whether any message is due or has expired, or any dead letter is older than the
+--                  retention
 --
 -- The caller compares the owners that lapsed with those that did not, so a few owners with many
--- lapsed leases must not hide the others: the script looks at 20,000 lapsed leases, oldest first.
+-- lapsed leases must not hide the others: the script reads 20,000 lapsed leases, oldest first.
 
 local PAGE, MAX_PAGES = 4000, 5
 

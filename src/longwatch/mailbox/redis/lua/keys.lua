@@ -50,7 +50,8 @@ local function allow_when_full()
   redis.call('ZREM', LEASE_ENDS, '')
 end
 
--- Register an owner, unless it is. record: incarnation, page, parent, is_draining, renew_seconds.
+-- Register an owner unless it is registered. record: incarnation, page, parent, is_draining,
+-- renew_seconds.
 local function register_owner(owner, record)
   local page, parent = record.page or false, record.parent or false
   redis.call('HSETNX', OWNERS, owner, cmsgpack.pack({
@@ -58,8 +59,8 @@ local function register_owner(owner, record)
   }))
 end
 
--- Notify listeners. A failure, as for a user who may not publish, must not stop the script
--- half-way.
+-- Notify listeners. A failure, as for a user without permission to publish, must not stop the
+-- script half-way.
 local function notify()
   redis.pcall('PUBLISH', BASE, '')
 end

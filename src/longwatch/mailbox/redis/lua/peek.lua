@@ -3,7 +3,7 @@
 
 local response = {}
 
--- Add messages to the response; how many of them have not expired.
+-- Add messages to the response, and return how many of them have not expired.
 local function add(ids)
   local histories, added = values_of(HISTORY, ids), 0
   for i, row in ipairs(values_of(MESSAGES, ids)) do

@@ -1,4 +1,4 @@
--- Delete messages that are not leased, at most limit; how many. args: limit.
+-- Delete at most limit messages that are not leased, and return how many. args: limit.
 
 local purged = {}
 for _, zset in ipairs({READY, SUSPECTS, DELAYED}) do

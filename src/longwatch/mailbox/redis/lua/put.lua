@@ -26,8 +26,8 @@ local function unpack_messages(packed)
   return messages
 end
 
--- The ids of stored messages by dedupe key. An expired message is removed here: it does not replace
--- a new one.
+-- The ids of stored messages by dedupe key. An expired message is removed first, so that it does
+-- not replace a new one.
 local function ids_by_key(messages)
   local keys, ids, seen = {}, {}, {}
   for _, message in ipairs(messages) do
@@ -88,7 +88,7 @@ local function store(messages)
   in_parts('HSET', MESSAGES, rows)
   in_parts('ZADD', EXPIRING, expiring)
   in_parts('HSET', DEDUPE, keys)
-  -- A receiver that left messages in the queue asks again by itself; one that found none waits.
+  -- Only a receiver that found the queue empty waits: others claim again without a notification.
   if was_empty or #delayed > 0 then notify() end
 end
 

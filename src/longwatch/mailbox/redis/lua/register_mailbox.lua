@@ -1,4 +1,4 @@
--- The number of a mailbox; a new mailbox gets its preferred number, or the next that is not taken.
+-- The number of a mailbox. A new mailbox gets its preferred number, or the next that is not taken.
 -- KEYS[1] is the hash number -> name, by itself in its slot; its field `schema` is the version of
 -- the layout of all keys. ARGV: name, preferred number, how many numbers there are, the version.
 

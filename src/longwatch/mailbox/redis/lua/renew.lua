@@ -1,4 +1,4 @@
--- Extend every lease of an owner except those in skip, never shortening one; how many there are.
+-- Extend every lease of an owner except those in skip, never shortening one. Return how many.
 -- args: owner, lease_seconds, skip {number}.
 
 local skipped = {}

@@ -1,5 +1,5 @@
--- Make dead letters ready again behind all other messages; of their history they keep the time they
--- were sent. For each 1 if it was there, else 0. args: ids.
+-- Make dead letters ready again behind all other messages. Of their history they keep only the time
+-- they were sent. The response: for each 1 if it existed, else 0. args: ids.
 
 -- The row of a dead letter, without key and expiry, under a new number.
 local function new_row(letter)

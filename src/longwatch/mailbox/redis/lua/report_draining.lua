@@ -1,4 +1,4 @@
--- Note whether an owner drains. args: owner, is_draining, record (none if the caller has not
+-- Store whether an owner drains. args: owner, is_draining, record (none if the caller has not
 -- registered the owner). An owner that was deleted is registered again, if its record is known.
 
 allow_when_full()

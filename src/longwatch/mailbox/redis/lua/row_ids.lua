@@ -1,11 +1,11 @@
--- The ids of messages by number, as far as they are leased or ready; a read. args: numbers. The
--- response: number and id, in turn.
+-- The ids of leased and ready messages by number. Writes nothing. args: numbers. The response:
+-- number and id, in turn.
 
 local LEASE_ID = 10  -- where the id starts in a lease
 local response, missing = {}, {}
 for i, number in ipairs(args.numbers) do missing[i] = string.format('%.0f', number) end
 
--- Take the numbers whose id `find` knows from `missing` to the response.
+-- Move the numbers whose id `find` returns from `missing` to the response.
 local function collect(find)
   if #missing == 0 then return end
   local ids, left = find(missing), {}

@@ -1,6 +1,6 @@
--- Store budgets of a mailbox, if they differ from those stored. args: budgets, of max_failures,
--- max_crashes and max_lost those that the caller has set. Suspects by the old budgets go back to
--- the other ready messages: the next claims judge them by the new ones.
+-- Store budgets of a mailbox, if they differ from the stored ones. args: budgets, with those of
+-- max_failures, max_crashes and max_lost that the caller has set. Suspects by the old budgets move
+-- back to READY, where the next claims judge them by the new ones.
 
 local changed = {}
 for name, value in pairs(args.budgets) do
