@@ -125,7 +125,7 @@ class TestSettling:
     def test_a_get_that_would_wait_for_ever_says_what_to_do_instead(self) -> None:
         with (
             run_graph(scrape()) as run,
-            pytest.raises(AssertionError, match=r"call run.settle\(\)"),
+            pytest.raises(AssertionError, match=r"call run.run_ready\(\)"),
         ):
             run.start(url="abc").get("report")
 
@@ -147,7 +147,7 @@ class TestSettling:
             runs = [run]
             execution = run.start(number=1)
             run.run_ready()
-            with pytest.raises(ComputationFailedError, match="the code of a node may advance"):
+            with pytest.raises(ComputationFailedError, match="code of a node calls advance"):
                 execution.get("node")
 
 

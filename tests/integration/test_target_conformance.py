@@ -427,7 +427,11 @@ BREAKS = [
     (DeafSignal, stop_checks.a_signal_is_passed_on_and_it_runs_on, "'signal 1' is in its output"),
     (FactsWithSets, life_checks.facts_are_plain_json, "not JSON serializable"),
     (InventedExits, exec_checks.a_command_ends_with_its_exit_code, "gives the exit code"),
-    (AdoptsNothing, adopt_checks.the_next_supervisor_adopts_the_same_life, "finds what an earlier"),
+    (
+        AdoptsNothing,
+        adopt_checks.the_next_supervisor_adopts_the_same_life,
+        "finds a target that an earlier",
+    ),
     (
         StartsToAdopt,
         adopt_checks.there_is_nothing_to_adopt_before_a_start_and_after_an_end,

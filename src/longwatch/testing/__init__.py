@@ -1,4 +1,4 @@
-"""The public test kit: what a program built on Longwatch needs to be tested without sleeping."""
+"""The public test kit: fakes, recorders and conformance suites for tests that do not sleep."""
 
 from __future__ import annotations
 

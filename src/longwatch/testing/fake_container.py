@@ -21,14 +21,14 @@ KILLED = 128 + signal.SIGKILL
 _NOT_FOUND = 127
 _EXIT_COMMAND = re.compile(r"sh -c exit (\d+)")
 _TICK = 1e-6
-"""Seconds between two lives, at the least."""
+"""The least seconds between two starts of a container."""
 _ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What a command in a container does: it prints, then it exits. An awaitable exit code makes
-    it last; one that never comes makes it hang.
+    """The result of a command in a container: it prints, then it exits. With an awaitable exit code
+    the command runs until that is set, or hangs.
     """
 
     exit_code: int | Awaitable[int] = 0
@@ -39,7 +39,7 @@ ExecOutcome = int | ExecResult
 ExecHandler = Callable[
     [Sequence[str], str | None, Mapping[str, str]], ExecOutcome | Awaitable[ExecOutcome]
 ]
-"""Gets the argv, the directory and the environment of a command."""
+"""A function that is called with the argv, the directory and the environment of a command."""
 
 
 def command_not_found(
@@ -52,15 +52,16 @@ def command_not_found(
 
 @dataclass(slots=True, kw_only=True)
 class ContainerScript:
-    """What the containers of one name do. It outlives them; a change counts from its next use.
+    """How the containers of one name behave. It outlives them, and a change applies from its next
+    use.
 
     By default a container runs until SIGTERM, SIGINT, SIGQUIT or SIGKILL ends it with 128 + n.
     """
 
     prints: Sequence[str] = ()
-    """Lines it prints at every start."""
+    """The lines that it prints at every start."""
     exits_at_start: int | None = None
-    """The code it exits with as soon as it has started and printed."""
+    """The code with which it exits after it has started and printed; None: it runs."""
     ignores_term: bool = False
     """Whether only SIGKILL ends it."""
     term_exit_code: int = 128 + signal.SIGTERM
@@ -70,20 +71,20 @@ class ContainerScript:
     files: set[str] = field(default_factory=set)
     """Absolute paths of the files in it."""
     has_shell: bool = True
-    """Whether the image has `sh` and `timeout`. The fake then plays `sh -c 'exit N'` and
-    `timeout -s KILL SECONDS COMMAND…` by itself, and `on_exec` only gets COMMAND.
+    """Whether the image has `sh` and `timeout`. The fake then simulates `sh -c 'exit N'` and
+    `timeout -s KILL SECONDS COMMAND…`, and calls `on_exec` only with COMMAND.
     """
     pid: int | None = None
-    """A real process that stands for it; None: a made-up pid that no process can have."""
+    """The pid of a real process that stands for it; None: a pid that no process can have."""
     address: str = "127.0.0.1"
     """Its address in the runtime's network while it runs."""
     create_gate: asyncio.Event | None = None
     """A slow pull: `create` waits for this event."""
     start_gate: asyncio.Event | None = None
-    """A slow start: it does not run before this event, whether or not its caller still waits."""
+    """A slow start: it runs only after this event, whether or not its caller still waits."""
 
     def exit_code_on(self, signum: int) -> int | None:
-        """The code that it exits with on this signal; None if it goes on."""
+        """Return the code with which it exits on this signal; None if it runs on."""
         if signum == signal.SIGKILL:
             return KILLED
         if self.ignores_term or signum not in _ENDING_SIGNALS:
@@ -97,19 +98,19 @@ class _StreamEnd:
 
 
 class FakeStream(Generic[T]):
-    """Items for one reader, until the stream ends. Used on the loop."""
+    """A stream of items for one reader. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._items: asyncio.Queue[T | _StreamEnd] = asyncio.Queue()
         self._ended = False
 
     def put(self, item: T) -> None:
-        """Nothing once it has ended."""
+        """Add an item. Does nothing after the stream has ended."""
         if not self._ended:
             self._items.put_nowait(item)
 
     def end(self, error: Exception | None = None) -> None:
-        """The reader gets the items from before, then the end or the error. Idempotent."""
+        """End the stream after the earlier items, with an error if one is given. Idempotent."""
         if not self._ended:
             self._ended = True
             self._items.put_nowait(_StreamEnd(error))
@@ -126,11 +127,11 @@ class FakeStream(Generic[T]):
 
 
 class FakeExec:
-    """A command that runs in a container, in a task of its own: it goes on when its caller hangs
-    up. Its own end, `timeout`, `kill` or the end of its container end it.
+    """A command that runs in a container, in its own task, so it goes on when its caller
+    disconnects. It ends by itself, by `timeout`, by `kill` or with its container.
     """
 
-    def __init__(  # noqa: PLR0913 - a command and its surroundings, each by name
+    def __init__(  # noqa: PLR0913 - a command and its environment, each by name
         self,
         argv: Sequence[str],
         script: ContainerScript,
@@ -156,11 +157,11 @@ class FakeExec:
         return f"<FakeExec {' '.join(self.argv)}>"
 
     def hang_up(self) -> None:
-        """Its output goes nowhere from now on."""
+        """Discard its output from now on."""
         self._output = None
 
     def kill(self) -> None:
-        """SIGKILL to it and to everything it started."""
+        """Send SIGKILL to the command and to every process that it started."""
         self._running.cancel()
 
     def _finish(self, running: asyncio.Task[int]) -> None:
@@ -179,7 +180,7 @@ class FakeExec:
     async def _run_timeout(self) -> int:
         option, signal_name, seconds, *command = self.argv[1:]
         if (option, signal_name) != ("-s", "KILL"):
-            raise ValueError(f"the fake plays only `timeout -s KILL`, not {self.argv}")
+            raise ValueError(f"expected `timeout -s KILL SECONDS COMMAND`, got {self.argv}")
         running = asyncio.ensure_future(self._run_command(command))
         try:
             in_time = await wait_until_done(running, float(seconds), self._clock)
@@ -200,7 +201,7 @@ class FakeExec:
 
 
 class FakeContainer:
-    """A container and what is known of it. The runtime that holds it emits the events."""
+    """A container: its state, its output and its commands. Its runtime emits the events."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class FakeContainer:
         return self.status is not ContainerStatus.STOPPED
 
     def run(self, pid: int) -> None:
-        """It runs from now on, and prints what its script says."""
+        """Start the container, and print the lines of its script."""
         self.status = ContainerStatus.RUNNING
         self._pid, self._exit_code, self._out_of_memory = pid, 0, False
         self._started_at, self._finished_at = self._next_moment(), 0.0
@@ -240,14 +241,14 @@ class FakeContainer:
             self.write(f"{line}\n".encode())
 
     def _next_moment(self) -> float:
-        """Now, but after its former life, though the clock stood still: two lives differ by their
-        starts, and a reader of the second gets no line of the first.
+        """Return the current time, but later than the previous run even if the clock stood still.
+        Two runs differ by their start times, so a reader of the second gets no line of the first.
         """
         last_line = self._log[-1][0] if self._log else 0.0
         return max(self._clock.wall(), max(last_line, self._started_at) + _TICK)
 
     def end(self, exit_code: int, *, out_of_memory: bool = False) -> None:
-        """It has ended, its commands with it, and its logs are complete."""
+        """End the container and its commands, and complete its logs."""
         self.status = ContainerStatus.STOPPED
         self._pid, self._exit_code, self._out_of_memory = 0, exit_code, out_of_memory
         self._finished_at = self._clock.wall()
@@ -258,13 +259,15 @@ class FakeContainer:
         self._readers.clear()
 
     def write(self, data: bytes) -> None:
-        """It prints something."""
+        """Print data as the container's output."""
         self._log.append((max(self._clock.wall(), self._started_at), data))
         for reader in self._readers:
             reader.put(data)
 
     def read_log(self, reader: FakeStream[bytes], since: float) -> None:
-        """Give the reader the output from that wall time on, and the rest until it stops."""
+        """Send the reader the output since that wall time, and all output until the container
+        stops.
+        """
         for written_at, data in self._log:
             if written_at >= since:
                 reader.put(data)
@@ -282,7 +285,7 @@ class FakeContainer:
         env: Mapping[str, str],
         output: LineSink,
     ) -> FakeExec:
-        """Run a command in it."""
+        """Run a command in the container."""
         command = FakeExec(
             argv, self.script, pid=pid, cwd=cwd, env=env, output=output, clock=self._clock
         )
@@ -291,13 +294,13 @@ class FakeContainer:
         return command
 
     def summary(self) -> ContainerState:
-        """What a list says of it."""
+        """Return the state that a list of containers shows."""
         return ContainerState(
             id=self.id, name=self.name, status=self.status, labels=dict(self.labels)
         )
 
     def state(self) -> ContainerState:
-        """What an inspection says of it."""
+        """Return the state that an inspection shows."""
         has_address = self.is_up and self.spec.network != "none"
         return ContainerState(
             id=self.id,

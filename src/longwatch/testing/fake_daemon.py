@@ -21,12 +21,12 @@ from longwatch.supervisor.containers.runtime import (
 from longwatch.testing.fake_container import ContainerScript, FakeContainer, FakeStream
 
 _FIRST_MADE_UP_PID = 1 << 30
-"""Above the highest pid that Linux gives to a process: nothing real is ever signalled."""
+"""Above the highest pid of Linux, so that no signal reaches a real process."""
 NOT_FOUND, CONFLICT = 404, 409
 
 
 class Fault(NamedTuple):
-    """An error that a call is to raise, before or after its work."""
+    """An error that a call will raise, before or after its work."""
 
     error: Exception
     after: bool
@@ -35,7 +35,8 @@ class Fault(NamedTuple):
 class FakeDaemon:
     """Holds the containers, changes them and emits the events of each change in order.
 
-    With `docker` the events of a stop come in Docker's order, else in Podman's. Used on the loop.
+    With `docker` the events of a stop come in Docker's order, else in Podman's. Used only on the
+    event loop.
     """
 
     def __init__(self, clock: Clock, *, docker: bool, pullable: bool) -> None:
@@ -47,7 +48,7 @@ class FakeDaemon:
         self.images: set[str] = set()
         self.pulls: list[str] = []
         self.containers: dict[str, FakeContainer] = {}
-        """By id."""
+        """The containers by id."""
         self.scripts: dict[str, ContainerScript] = defaultdict(ContainerScript)
         self.signals: dict[str, list[int]] = defaultdict(list)
         self.calls: Counter[str] = Counter()
@@ -55,16 +56,16 @@ class FakeDaemon:
         self.missed_events: list[RuntimeEvent] = []
         self.event_streams: weakref.WeakSet[FakeStream[RuntimeEvent]] = weakref.WeakSet()
         self._starts: dict[str, asyncio.Task[None]] = {}
-        """Those under way, by container id."""
+        """The starts in progress, by container id."""
         self._numbers = itertools.count(1)
 
     def find(self, name: str) -> FakeContainer | None:
-        """The container of this name or id."""
+        """Return the container of this name or id; None if there is none."""
         found = (each for each in self.containers.values() if name in {each.id, each.name})
         return next(found, None)
 
     def expect(self, name: str) -> FakeContainer:
-        """The container of this name or id; RuntimeRefusedError if there is none."""
+        """Return the container of this name or id. Raises RuntimeRefusedError if there is none."""
         container = self.find(name)
         if container is None:
             names = ", ".join(each.name for each in self.containers.values()) or "none"
@@ -74,20 +75,22 @@ class FakeDaemon:
         return container
 
     def expect_running(self, name: str) -> FakeContainer:
-        """The container of this name or id; RuntimeRefusedError if it does not run or is paused."""
+        """Return the container of this name or id. Raises RuntimeRefusedError if it does not run or
+        is paused.
+        """
         container = self.expect(name)
         if container.status is not ContainerStatus.RUNNING:
             raise RuntimeRefusedError(f"{container.name} is {container.status}", status=CONFLICT)
         return container
 
     def made_up_pid(self) -> int:
-        """A pid that no process of this host can have."""
+        """Return a pid that no process of this host can have."""
         return _FIRST_MADE_UP_PID + next(self._numbers)
 
     # --- making ---
 
     def provide_image(self, spec: ContainerSpec) -> None:
-        """Pull the image as the spec says; RuntimeRefusedError if it is not to be had."""
+        """Pull the image by the spec's policy. Raises RuntimeRefusedError if that is impossible."""
         pulls = spec.pull is PullPolicy.ALWAYS or (
             spec.pull is PullPolicy.MISSING and spec.image not in self.images
         )
@@ -98,7 +101,7 @@ class FakeDaemon:
             raise RuntimeRefusedError(f"{spec.image}: no such image", status=NOT_FOUND)
 
     def add(self, spec: ContainerSpec, labels: Mapping[str, str]) -> FakeContainer:
-        """Make a container; RuntimeRefusedError if its name is taken."""
+        """Make a container. Raises RuntimeRefusedError if its name is taken."""
         if self.find(spec.name) is not None:
             raise RuntimeRefusedError(f"the name {spec.name} is in use", status=CONFLICT)
         container = FakeContainer(
@@ -114,7 +117,7 @@ class FakeDaemon:
     # --- starting ---
 
     def begin_start(self, container: FakeContainer) -> asyncio.Task[None]:
-        """Start it behind its gate; the start that is under way if there is one."""
+        """Return the task of a start that waits for its gate, or of the start in progress."""
         if container.id not in self._starts:
             task = self._starts[container.id] = asyncio.ensure_future(self._start_slowly(container))
             task.add_done_callback(lambda _: self._starts.pop(container.id))
@@ -126,7 +129,7 @@ class FakeDaemon:
         self.start(container)
 
     def start(self, container: FakeContainer) -> None:
-        """Nothing if it runs, or was removed meanwhile."""
+        """Start the container. Does nothing if it runs or was removed meanwhile."""
         if container.is_up or container.id not in self.containers:
             return
         container.run(container.script.pid or self.made_up_pid())
@@ -137,12 +140,12 @@ class FakeDaemon:
     # --- ending ---
 
     def end(self, container: FakeContainer, exit_code: int, *, out_of_memory: bool = False) -> None:
-        """It ended; its restart policy is not applied."""
+        """End the container and emit that. The restart policy is not applied."""
         container.end(exit_code, out_of_memory=out_of_memory)
         self.emit(RuntimeAction.DIE, container, exit_code)
 
     def signal(self, container: FakeContainer, signum: int) -> None:
-        """Send a signal to its first process, and let that do what its script says."""
+        """Send a signal to the first process, with the effect that its script defines."""
         script = container.script
         self.signals[container.name].append(signum)
         if script.on_signal is not None and signum != signal.SIGKILL:
@@ -152,8 +155,8 @@ class FakeDaemon:
             self.end(container, code)
 
     def stop(self, container: FakeContainer) -> None:
-        """SIGTERM, and SIGKILL if that is not enough: `kill, die, stop` in Docker, `stop, die` in
-        Podman. Nothing if it does not run.
+        """Send SIGTERM, and SIGKILL if it still runs. The events are `kill, die, stop` in Docker
+        and `stop, die` in Podman. Does nothing if it does not run.
         """
         if not container.is_up:
             return
@@ -165,8 +168,8 @@ class FakeDaemon:
             self.emit(RuntimeAction.STOP, container)
 
     def remove(self, container: FakeContainer) -> None:
-        """`kill, die, remove` in Docker, `stop, die, remove` in Podman; one that does not run is
-        only removed.
+        """Remove the container. The events are `kill, die, remove` in Docker and `stop, die,
+        remove` in Podman; only `remove` if it does not run.
         """
         if container.is_up:
             self._announce_stop(container)
@@ -185,7 +188,7 @@ class FakeDaemon:
         self.emit(RuntimeAction.PAUSE, container)
 
     def unpause(self, container: FakeContainer) -> None:
-        """Nothing if it is not paused."""
+        """Resume the container. Does nothing if it is not paused."""
         if container.status is ContainerStatus.PAUSED:
             container.status = ContainerStatus.RUNNING
             self.emit(RuntimeAction.UNPAUSE, container)
@@ -193,7 +196,7 @@ class FakeDaemon:
     def emit(
         self, action: RuntimeAction, container: FakeContainer, exit_code: int | None = None
     ) -> None:
-        """Send an event to every reader; while the runtime is down, keep it."""
+        """Send an event to every reader. While the runtime is down, keep it for later."""
         event = RuntimeEvent(
             action=action, id=container.id, name=container.name, exit_code=exit_code
         )

@@ -1,4 +1,4 @@
-"""A container runtime in memory: its containers run nothing and behave as their scripts say.
+"""A container runtime in memory, whose containers run no process and behave as scripted.
 
     runtime = FakeRuntime(clock)
     runtime.add_image("agent:1")
@@ -7,10 +7,10 @@
     …
     runtime.operator_stop("web")
 
-It keeps the rules of `ContainerRuntime`, and it is unkind where real runtimes are. A start and a
-command go on when their caller hangs up. An answer can get lost after the work was done. A
-container can have ended by the time its start returns. What people, the kernel and the network do
-to a runtime are methods here: `operator_…`, `end`, `go_down`.
+It implements `ContainerRuntime` with the difficult behaviour of real runtimes. A start and a
+command go on when their caller disconnects. A reply can get lost after the work was done. A
+container can have ended by the time its start returns. Methods simulate operators, the kernel and
+the network: `operator_…`, `end`, `go_down`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _RESTARTING_POLICIES = frozenset({"always", "unless-stopped"})
 class FakeRuntime:
     """One connection to a container runtime in memory, and the controls of that runtime.
 
-    It is a `ContainerRuntime`. `connect` opens another connection to the same containers; controls,
-    counters and faults are the same on all of them. Everything is used on one event loop. `clock`
-    gives the times; only the command `timeout` waits on it. With `docker` the events of a stop come
-    in Docker's order, else in Podman's. With `pullable` every image can be pulled, else only those
-    of `add_image` exist.
+    Implements `ContainerRuntime`. `connect` opens another connection to the same containers. All
+    connections share controls, counters and faults. Use it on one event loop. `clock` gives the
+    times, and only the command `timeout` waits on it. With `docker` the events of a stop come in
+    Docker's order, else in Podman's. With `pullable` every image can be pulled, else only those of
+    `add_image` exist.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class FakeRuntime:
         connections.add(self)
 
     async def connect(self) -> FakeRuntime | str:
-        """Open another connection to the same containers; why not, while the runtime is down."""
+        """Open another connection to the same containers. Returns the reason as text while the
+        runtime is down.
+        """
         if self._daemon.is_down:
             return f"{self.name} does not answer"
         connection = object.__new__(FakeRuntime)
@@ -92,7 +94,7 @@ class FakeRuntime:
         )
         return connection
 
-    # --- the seam ---
+    # --- ContainerRuntime ---
 
     @property
     def name(self) -> str:
@@ -115,7 +117,9 @@ class FakeRuntime:
             return self.state(name)
 
     async def create(self, spec: ContainerSpec, labels: Mapping[str, str]) -> str:
-        """Refuses a name that is taken, and an image that is neither there nor pullable."""
+        """Make a container. Raises RuntimeRefusedError for a name that is taken, and for an image
+        that neither exists nor can be pulled.
+        """
         async with self._call("create"):
             gate = self.script(spec.name).create_gate
             if gate is not None:
@@ -124,7 +128,7 @@ class FakeRuntime:
             return self._daemon.add(spec, labels).id
 
     async def start(self, container_id: str) -> None:
-        """A paused container refuses."""
+        """Start a container. Raises RuntimeRefusedError if it is paused."""
         async with self._call("start"):
             container = self._daemon.expect(container_id)
             if container.status is ContainerStatus.PAUSED:
@@ -154,7 +158,9 @@ class FakeRuntime:
         env: Mapping[str, str],
         output: LineSink,
     ) -> ExecEnd:
-        """A container that is paused or does not run refuses."""
+        """Run a command in a container. Raises RuntimeRefusedError if it is paused or does not
+        run.
+        """
         async with self._call("exec"):
             container = self._daemon.expect_running(container_id)
             command = container.start_exec(
@@ -194,14 +200,14 @@ class FakeRuntime:
         return stream
 
     async def close(self) -> None:
-        """Hang up; every later call on this connection raises RuntimeUnreachableError."""
+        """Close the connection. Every later call on it raises RuntimeUnreachableError."""
         self._closed = True
         self._hang_up()
 
-    # --- what there is ---
+    # --- containers and images ---
 
     def add_image(self, name: str) -> None:
-        """The image is there from now on."""
+        """Add an image."""
         self._daemon.images.add(name)
 
     def add_foreign(
@@ -212,18 +218,18 @@ class FakeRuntime:
         labels: Mapping[str, str] | None = None,
         running: bool = True,
     ) -> str:
-        """Make a container as another program would, by default without labels; returns its id."""
+        """Make a container as another program would, by default without labels. Return its id."""
         container = self._daemon.add(ContainerSpec(name=name, image=image), labels or {})
         if running:
             self._daemon.start(container)
         return container.id
 
     def script(self, name: str) -> ContainerScript:
-        """What the containers of this name do, now and later; change it as needed."""
+        """Return the script of the containers of this name, which a test may change at any time."""
         return self._daemon.scripts[name]
 
     def on_exec(self, name: str, handler: ExecHandler) -> None:
-        """Have the handler play every command that is run in the containers of this name."""
+        """Set the handler that simulates every command in the containers of this name."""
         self.script(name).on_exec = handler
 
     def start_gate(self, name: str) -> asyncio.Event:
@@ -232,13 +238,13 @@ class FakeRuntime:
         return gate
 
     def set_restart_policy(self, name: str, policy: str) -> None:
-        """Give a container a policy of the runtime's own: `no`, `always`, `unless-stopped`,
+        """Set the runtime's restart policy of a container: `no`, `always`, `unless-stopped` or
         `on-failure`.
         """
         self._daemon.expect(name).restart_policy = policy
 
     def state(self, name: str) -> ContainerState | None:
-        """What an inspection by name or id would say, while the runtime is down too."""
+        """Return what an inspection by name or id would show, also while the runtime is down."""
         container = self._daemon.find(name)
         return None if container is None else container.state()
 
@@ -247,7 +253,7 @@ class FakeRuntime:
         return [container.name for container in self._daemon.containers.values()]
 
     def signals(self, name: str) -> Sequence[int]:
-        """Every signal that the containers of this name got, in order."""
+        """Every signal that the containers of this name received, in order."""
         return tuple(self._daemon.signals[name])
 
     def live_execs(self, name: str = "") -> Sequence[FakeExec]:
@@ -261,7 +267,7 @@ class FakeRuntime:
 
     @property
     def calls(self) -> Counter[str]:
-        """How often each method of the seam was called, on all connections."""
+        """How often each method of `ContainerRuntime` was called, on all connections."""
         return self._daemon.calls
 
     @property
@@ -269,17 +275,17 @@ class FakeRuntime:
         """The images that were pulled, in order."""
         return self._daemon.pulls
 
-    # --- what happens to it ---
+    # --- faults and operators ---
 
     def fail_next(self, method: str, error: Exception, *, after: bool = False) -> None:
-        """Have the next call of this method raise the error, or one later for each that is to fail
-        already. With `after` the call does its work first: only its answer is lost.
+        """Make the next call of this method raise the error. Several faults of one method apply to
+        successive calls. With `after` the call does its work first, so only its reply is lost.
         """
         self._daemon.faults[method].append(Fault(error, after))
 
     @property
     def drop_events(self) -> bool:
-        """Whether no event reaches a reader, as if every stream was stuck."""
+        """Whether events are dropped, as if every stream was stuck."""
         return self._daemon.drop_events
 
     @drop_events.setter
@@ -287,27 +293,27 @@ class FakeRuntime:
         self._daemon.drop_events = value
 
     def go_down(self) -> None:
-        """The runtime does not answer: every call raises RuntimeUnreachableError, events and logs
-        end. The containers go on.
+        """Stop replying: every call raises RuntimeUnreachableError, and events and logs end. The
+        containers run on.
         """
         self._daemon.is_down = True
         for connection in list(self._connections):
-            connection._hang_up()  # noqa: SLF001 - one of this class
+            connection._hang_up()  # noqa: SLF001 - an object of this class
 
     def come_back(self, *, lose_events: bool = True) -> None:
-        """The runtime answers again. Events from meanwhile are lost, or else they are the first
-        that the next `events` gives.
+        """Reply again. The events of the meantime are lost, or else the next `events` yields them
+        first.
         """
         self._daemon.is_down = False
         if lose_events:
             self._daemon.missed_events.clear()
 
     def write_output(self, name: str, data: bytes) -> None:
-        """Have a running container print something."""
+        """Make a running container print data."""
         self._daemon.expect(name).write(data)
 
     def end(self, name: str, exit_code: int, *, out_of_memory: bool = False) -> None:
-        """Have a running container end by itself; the runtime applies its restart policy."""
+        """Make a running container end by itself. The runtime applies its restart policy."""
         container = self._daemon.expect(name)
         if out_of_memory:
             self._daemon.emit(RuntimeAction.OOM, container)
@@ -317,44 +323,46 @@ class FakeRuntime:
             self._daemon.start(container)
 
     def operator_stop(self, name: str) -> None:
-        """As a person's `podman stop` or `docker stop`. One that ignores SIGTERM is killed at once,
-        as if its grace were over.
+        """Do what `podman stop` or `docker stop` does. A container that ignores SIGTERM is killed
+        at once, as if its grace were over.
         """
         self._daemon.stop(self._daemon.expect(name))
 
     def operator_kill(self, name: str, signum: int = SIGKILL) -> None:
-        """As `podman kill`."""
+        """Do what `podman kill` does."""
         container = self._daemon.expect_running(name)
         self._daemon.emit(RuntimeAction.KILL, container)
         self._daemon.signal(container, signum)
 
     def operator_remove(self, name: str) -> None:
-        """As `podman rm -f`."""
+        """Do what `podman rm -f` does."""
         self._daemon.remove(self._daemon.expect(name))
 
     def operator_start(self, name: str) -> None:
-        """As `podman start`."""
+        """Do what `podman start` does."""
         self._daemon.start(self._daemon.expect(name))
 
     def operator_restart(self, name: str) -> None:
-        """As `podman restart`."""
+        """Do what `podman restart` does."""
         container = self._daemon.expect(name)
         self._daemon.stop(container)
         self._daemon.start(container)
 
     def operator_pause(self, name: str) -> None:
-        """As `podman pause`."""
+        """Do what `podman pause` does."""
         self._daemon.pause(self._daemon.expect_running(name))
 
     def operator_unpause(self, name: str) -> None:
-        """As `podman unpause`."""
+        """Do what `podman unpause` does."""
         self._daemon.unpause(self._daemon.expect(name))
 
     # --- calls ---
 
     @asynccontextmanager
     async def _call(self, method: str) -> AsyncIterator[None]:
-        """One call of the seam: it takes a turn of the loop, and may fail before or after."""
+        """Make one call of `ContainerRuntime`: yield to the loop, and raise a fault before or after
+        the work.
+        """
         fault = self._begin_call(method)
         await asyncio.sleep(0)
         self._expect_connected()
@@ -363,7 +371,7 @@ class FakeRuntime:
             raise fault.error
 
     def _begin_call(self, method: str) -> Fault | None:
-        """Count the call and raise the fault that is due; return one that is due after it."""
+        """Count the call and raise a fault that is due before it. Return one that is due after."""
         self._daemon.calls[method] += 1
         self._expect_connected()
         faults = self._daemon.faults[method]
@@ -373,8 +381,8 @@ class FakeRuntime:
         return fault
 
     async def _result(self, work: asyncio.Future[T]) -> T:
-        """Wait for work that goes on without its caller; RuntimeUnreachableError if the connection
-        is lost first.
+        """Wait for work that goes on without its caller. Raises RuntimeUnreachableError if the
+        connection is lost first.
         """
         if self._hung_up is None:
             self._hung_up = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""One function that tries what a crash at every step does to a graph."""
+"""Checks that executions of a graph survive the crash of a worker at every step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from longwatch.testing.stepped_worker import Crash, Step
 
 Scenario = Callable[[GraphRun], Execution]
 _SPENDING_STEPS = {Step.BEGUN, Step.RENEWED, Step.COMPUTED}
-"""Steps after which the end of a worker is held against the attempt, where its beat page can be
-read.
-"""
+"""Steps after which the death of a worker spends the attempt, if its beat page can be read."""
 
 
 def check_graph(
@@ -26,16 +24,16 @@ def check_graph(
     store: str | Database | None = None,
     steps: Iterable[str] = tuple(Step),
 ) -> None:
-    """Raise AssertionError, which names the crash, unless an execution survives the end of its
+    """Raise AssertionError, which names the crash, unless an execution survives the death of its
     worker at every step of every node.
 
-    `scenario(run)` starts an execution, does with it what it likes, and returns it: `lambda run:
-    run.start(url="…")`. It is played once undisturbed, then once for each node and step that it
-    came to, with the worker killed there: on this machine, where others see that at once, and on
-    another, where only its heartbeat is missing. Each time everything that was computed undisturbed
-    has to be there in the end; no result may have counted whose claim was lost; an attempt may have
-    been spent only if it had begun, or nobody could tell. What the scenario asserts has to hold as
-    well: so a test sees whether its functions bear being run twice.
+    `scenario(run)` starts an execution, works with it, and returns it: `lambda run:
+    run.start(url="…")`. It runs once undisturbed, then again for each node and step that it
+    reached, with the worker killed there. Each kill is tried on this machine, where other workers
+    see it at once, and on another, where only the heartbeat is missing. Each run must compute all
+    that the undisturbed run computed. No result may count whose claim was lost. An attempt may be
+    spent only if it had begun, or if that cannot be known. The assertions of the scenario must
+    hold too, so a test shows whether its functions may run twice.
     """
     with run_graph(graph, store) as run:
         expected = _run_scenario(run, scenario).values().keys()
@@ -56,8 +54,8 @@ def _run_scenario(run: GraphRun, scenario: Scenario) -> Execution:
 
 
 def _collect_late_results(run: GraphRun) -> list[bool]:
-    """Have the dead settle what they would have while another has begun the same; for each
-    whether it has counted.
+    """Make the killed workers settle their results while another worker runs the same attempt.
+    Return for each whether the store accepted it.
     """
     counted: list[bool] = []
 
@@ -79,7 +77,7 @@ def _check(run: GraphRun, execution: Execution, expected: set[str], late: list[b
         f"{title}, not computed: {', '.join(sorted(missing))}\n{execution.explain()}"
     )
     _check_claims(title, run, attempts)
-    assert not any(late + run.settle_late()), f"{title}, a result that came too late was taken"
+    assert not any(late + run.settle_late()), f"{title}, a result that came too late was accepted"
     spent = [
         each
         for each in attempts
@@ -91,15 +89,17 @@ def _check(run: GraphRun, execution: Execution, expected: set[str], late: list[b
 
 
 def _check_claims(title: str, run: GraphRun, attempts: list[Computation]) -> None:
-    """What counts was settled by who had the claim."""
+    """Assert that the worker with the claim settled every result that counts."""
     counted = {claim for worker in run.workers for claim in worker.settled_claims}
     successes = [each for each in attempts if each.state == AttemptState.SUCCESS]
     nobodys = [
         each for each in successes if Claim(each.number, each.owner or 0, each.term) not in counted
     ]
-    assert not nobodys, f"{title}, results count that nobody settled: {nobodys}"
+    assert not nobodys, f"{title}, results count that no worker settled: {nobodys}"
 
 
 def _is_spent(crash: Crash) -> bool:
-    """Of a machine that is gone nobody knows what had begun there: it counts as begun."""
+    """Return whether the crash spends the attempt. On another machine every attempt counts as
+    begun, because its beat page cannot be read.
+    """
     return crash.step in _SPENDING_STEPS or (crash.on_other_host and crash.step is not Step.SETTLED)

@@ -1,15 +1,15 @@
-"""A graph computed in the test's own thread, under a fake clock, with workers that can be killed at
-every step.
+"""Runs a graph in the test's own thread, on a fake clock, with workers that can be killed at every
+step.
 
     with run_graph(graph) as run:
         execution = run.start(url="https://example.org")
         run.crash_at("computed", node="pages")
-        run.settle()
+        run.run_ready()
         assert 2 == run.runs["pages"]
         assert 12 == execution.get("pages", wait=False)
 
-Nothing sleeps and nothing runs beside the test: `settle` computes what is ready, `advance` lets
-time pass. The store is a real one.
+Nothing sleeps, and no other thread runs: `run_ready` computes ready attempts, `advance` lets time
+pass. The store is a real one.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ _REMAINING_LIMITS = (
     " UNION ALL SELECT deadline FROM longwatch_computations WHERE lease_state = 2) AS limits WHERE "
     "moment IS NOT NULL"
 )
-"""Seconds that are left of every limit of attempts that are leased."""
+"""Seconds until each limit of the leased attempts."""
 
 
 @contextmanager
 def run_graph(graph: Graph, store: str | Database | None = None) -> Iterator[GraphRun]:
-    """Compute a graph here, in this thread. `store` is a URL or an open store; without one it is a
-    new SQLite file that is removed at the end. The clocks of a store that is given are back where
-    they were at the end.
+    """Run a graph in this thread. `store` is a URL or an open store; without it, the store is a new
+    SQLite file that is removed at the end. The clocks of a given store are restored at the end.
     """
     with ExitStack() as undo:
         folder = Path(undo.enter_context(TemporaryDirectory(prefix="longwatch-graph-")))
@@ -69,15 +68,14 @@ def run_graph(graph: Graph, store: str | Database | None = None) -> Iterator[Gra
 
 
 class GraphRun:
-    """What `run_graph` gives: starts executions, computes them, lets time pass, kills workers.
+    """Starts executions, computes them, lets time pass and kills workers; `run_graph` yields it.
 
     `runs`      how often the code of each node was called, by its name
     `crashes`   every worker that was killed, in order
-    `observer`  hears what a worker would tell: attempts that failed or were abandoned
-    `on_step`   may be set to a function that is called with (step, node) after every step, to look
-                at how things stand
-    `flow`      for whatever else is to be asked: `flow.execution(id)`, `flow.executions()`
-    `clock`     its time; `clock.jump_wall` sets the wall clock of the store, too
+    `observer`  records the events of a worker: attempts that failed or were abandoned
+    `on_step`   may be set to a function that is called with (step, node) after every step
+    `flow`      for other queries: `flow.execution(id)`, `flow.executions()`
+    `clock`     the fake clock; `clock.jump_wall` also sets the wall clock of the store
     """
 
     def __init__(self, flow: Flow, graph: Graph, folder: Path) -> None:
@@ -87,7 +85,7 @@ class GraphRun:
         self.clock: FakeClock = flow.clock
         self.runs: Counter[str] = Counter()
         self.steps: Counter[tuple[Step, str]] = Counter()
-        """How often each step of each node was passed."""
+        """How often each step of each node was reached."""
         self.crashes: list[Crash] = []
         self.observer = RecordingObserver()
         self.on_step: Callable[[Step, str], object] = lambda _step, _node: None
@@ -100,24 +98,23 @@ class GraphRun:
         )
         self._store_clock = _StoreClock(flow.database, self.clock)
 
-    # --- what a test does ---
+    # --- called by a test ---
 
     def start(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Execution:
-        """A new execution with these inputs; nothing of it is computed yet."""
+        """Start an execution with these inputs. Computes nothing yet."""
         with self._store_clock.running():
             return self.flow.start(self.graph.name, inputs, version=self.graph.version, **named)
 
     def run_ready(self) -> int:
-        """Compute what is ready, and what that makes ready, until nothing is; how often code was
-        called for that.
+        """Compute ready attempts, and those that they make ready, until none is left. Return how
+        often code was called.
 
-        A worker that is killed meanwhile is followed by another, which finds what the first had if
-        it can see that it is gone. What waits for its time, or for a heartbeat to be missed, needs
-        `advance`.
+        After a worker was killed, another one follows and reclaims its attempt, if it can see that
+        the first is dead. Attempts that wait for a time or for a missed heartbeat need `advance`.
         """
         if self._is_running:
             raise UsageError(
-                "run_ready() is for the test; the code of a node may advance(), to take as long"
+                "run_ready() is only for the test; code of a node calls advance() to take time"
             )
         before = self.runs.total()
         with self._store_clock.running():
@@ -130,14 +127,14 @@ class GraphRun:
         return self.runs.total() - before
 
     def advance(self, seconds: float) -> None:
-        """Settle, then let time pass, on the clocks of the store too, from one moment at which
-        something is due to the next.
+        """Compute ready attempts, then let time pass, also on the clocks of the store, from one due
+        time to the next.
 
-        At each, sweeps are made and what is ready is computed, as workers would. In the code of a
-        node it is the time that this takes: its heartbeat is renewed, its limits hold, and nothing
-        else is computed meanwhile.
+        At each due time it sweeps and computes ready attempts, as workers do. Called in the code of
+        a node, it is the time that the code takes: the heartbeat is renewed, limits apply, and no
+        other attempt is computed.
 
-        The time that calls to the store take passes as well: what is due in 10 s is so after
+        Calls to the store take real time too: an attempt that is due in 10 s is due after
         `advance(10)`, and maybe after 9.99.
         """
         with self._store_clock.running():
@@ -148,7 +145,7 @@ class GraphRun:
             self._advance_by(target - self.clock.monotonic())
 
     def finish(self) -> None:
-        """Run what is ready, and let time pass for as long as something waits for it."""
+        """Compute ready attempts, and let time pass until no attempt waits for it."""
         with self._store_clock.running():
             self.run_ready()
             for _ in range(_MAX_STEPS):
@@ -157,17 +154,16 @@ class GraphRun:
                     return
                 self._advance_by(wait)
         raise AssertionError(
-            f"something is still due after {_MAX_STEPS} moves of the clock; use advance"
+            f"expected nothing due after {_MAX_STEPS} steps of the clock; use advance()"
         )
 
     def crash_at(
         self, step: str, *, node: str | None = None, times: int = 1, on_other_host: bool = False
     ) -> None:
-        """Kill the worker that next comes to this step, of this node or of any: nothing after it
-        happens.
+        """Kill the next worker that reaches this step, of this node or of any node.
 
-        The next settlement finds out that it is gone, and what its beat page says. `on_other_host`:
-        it was on another machine, so only its missing heartbeat shows. `times`: so many workers,
+        The next worker finds that it is dead, and reads its beat page. `on_other_host`: it was on
+        another machine, so only its missing heartbeat shows that. `times`: kill this many workers,
         one after the other.
         """
         if node is not None:
@@ -175,8 +171,8 @@ class GraphRun:
         self._planned_crashes += [_PlannedCrash(_parse_step(step), node, on_other_host)] * times
 
     def settle_late(self) -> list[bool]:
-        """What the killed workers would have settled, had they only been held up; for each
-        whether it has counted.
+        """Settle the results of the killed workers, as if they had only been delayed. Return for
+        each whether the store accepted it.
         """
         late = [
             result for worker in self.workers if worker.is_dead and (result := worker.late_result)
@@ -184,7 +180,7 @@ class GraphRun:
         return self._source.settle(late)
 
     def close(self) -> None:
-        """The last worker leaves; the store's clocks are as they were."""
+        """Close the last worker and restore the clocks of the store."""
         for worker in self.workers:
             if not worker.is_dead:
                 worker.leave()
@@ -193,7 +189,7 @@ class GraphRun:
     # --- computing ---
 
     def _run_one(self) -> bool:
-        """One attempt, or the end of a worker and what that leaves behind."""
+        """Compute one attempt, or handle the death of its worker. Return False if none is ready."""
         try:
             return self._worker().run_one()
         except KilledError:
@@ -228,8 +224,8 @@ class GraphRun:
     # --- time ---
 
     def _next_due(self) -> float | None:
-        """Seconds until something is due: an attempt that waits, a limit of one that is leased,
-        the pulse of one that runs.
+        """Return the seconds until the next waiting attempt, limit of a leased attempt, or
+        heartbeat of a running one.
         """
         waits = [
             self._source.next_due() or 0.0,
@@ -244,7 +240,7 @@ class GraphRun:
         self._run_due()
 
     def _run_due(self) -> None:
-        """What workers do by now."""
+        """Do what workers do when something is due."""
         if self._is_running:
             self._running().tick()
         if not self._is_running or any(left < 0 for left in self._limits()):
@@ -256,8 +252,8 @@ class GraphRun:
         return [left for (left,) in self.flow.database.read(lambda tx: tx.rows(_REMAINING_LIMITS))]
 
     def _running(self) -> SteppedWorker:
-        """The worker that runs the code of a node; code that has survived its worker gets no
-        further.
+        """Return the worker that runs the code of a node. Raises if the worker was killed, so that
+        its code stops.
         """
         if self.workers[-1].is_dead:
             raise KilledError
@@ -265,7 +261,7 @@ class GraphRun:
 
 
 class _PlannedCrash(NamedTuple):
-    """A crash that is to come."""
+    """A crash that a test has asked for."""
 
     step: Step
     node: str | None
@@ -273,20 +269,20 @@ class _PlannedCrash(NamedTuple):
 
 
 class _NonBlockingClock(FakeClock):
-    """Nobody else is there who could wake a waiter."""
+    """A fake clock that raises instead of blocking, because no other thread could wake it."""
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
         if wakeup.is_set() or timeout == 0:
             return wakeup.is_set()
         raise AssertionError(
-            "this waits for what nobody will do; call run.settle() or run.advance() first, or "
-            "get with wait=False"
+            "this wait would never end; call run.run_ready() or run.advance() first, or get with "
+            "wait=False"
         )
 
 
 class _StoreClock:
-    """Moves the clocks of a store with a fake one, and stops them while nothing of it is run: so
-    nothing is due by itself.
+    """Moves the clocks of a store with a fake clock, and stops them in between, so that nothing
+    becomes due by real time.
     """
 
     def __init__(self, database: Database, clock: FakeClock) -> None:
@@ -299,7 +295,7 @@ class _StoreClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within this it goes on, from where it stopped."""
+        """Let the store's clocks run inside this context, from where they stopped."""
         if self._depth == 0:
             self._move(self._stopped - time.monotonic())
         self._jump.wall += self._clock.wall() - self._wall
@@ -327,5 +323,5 @@ class _StoreClock:
 def _parse_step(name: str) -> Step:
     if name in set(Step):
         return Step(name)
-    hint = did_you_mean(str(name), list(Step), default=f"there are {', '.join(Step)}")
-    raise UsageError(f"there is no step {name!r} in the life of an attempt; {hint}")
+    hint = did_you_mean(str(name), list(Step), default=f"use one of {', '.join(Step)}")
+    raise UsageError(f"expected a step of an attempt, got {name!r}; {hint}")

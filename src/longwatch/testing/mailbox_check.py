@@ -1,4 +1,4 @@
-"""One shared suite that certifies any mailbox: that it keeps every rule of the contract."""
+"""The conformance suite that any mailbox backend must pass."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def check_mailbox(
     reopen: MailboxFactory | None = None,
     transact: Transact | None = None,
 ) -> None:
-    """Raise AssertionError, which names the rule, unless the mailboxes that the factory opens keep
-    the contract.
+    """Raise AssertionError, which names the broken rule, unless the factory's mailboxes keep the
+    contract.
 
     `factory(name, body_type, *, limits)` opens a mailbox of one store, as
-    `functools.partial(open_mailbox, store)` does; the suite uses names of its own and leaves
-    nothing but leases behind. It needs hypothesis.
+    `functools.partial(open_mailbox, store)` does. The suite uses its own mailbox names and leaves
+    only leases behind. It needs hypothesis.
 
     `jump(mailbox, lease_seconds, wall_seconds)` moves the two clocks of the mailbox's store, also
-    back; without it time has to pass really, which takes a minute or two, and what tells the clocks
-    apart goes unchecked. `reopen` opens the same mailboxes like the factory, but from another
-    process: it has to be picklable; without it only threads are tried. `transact` is the store's,
-    if it has transactions; without it `tx=` has to be refused.
+    back. Without it the suite waits in real time for a minute or two, and skips the checks that
+    move one clock alone. `reopen` opens the same mailboxes from another process and must be
+    picklable. Without it only threads are checked. `transact` is the store's method, if it has
+    transactions. Without it `tx=` must raise UnsupportedError.
     """
     for check in CHECKS:
         _run(check, MailboxHarness(factory, jump=jump, reopen=reopen, transact=transact))
 
 
 def _run(check: Callable[[MailboxHarness], None], harness: MailboxHarness) -> None:
-    """One check, that has to end, and end well."""
+    """Run one check. Raises AssertionError if it fails or does not end in time."""
     title = check.__name__.replace("_", " ")
     try:
         await_thread(start_thread(partial(check, harness)), title, times=5)

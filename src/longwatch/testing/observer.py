@@ -1,4 +1,4 @@
-"""An observer that remembers what happened, for tests that ask or wait for it."""
+"""An observer that records events, for tests that inspect or wait for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_TIMEOUT = 10.0
 
 
 class RecordingObserver:
-    """Subscribe it to an `Events`; it keeps every event in `events`, in order. Thread-safe."""
+    """Records every event of an `Events` that it subscribes to, in order. Thread-safe."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -26,12 +26,12 @@ class RecordingObserver:
             self._changed.notify_all()
 
     def of(self, kind: type[EventT]) -> list[EventT]:
-        """The events of one type."""
+        """Return the events of one type."""
         with self._changed:
             return [event for event in self.events if isinstance(event, kind)]
 
     def names(self) -> list[str]:
-        """What happened, by name."""
+        """The names of the events, in order."""
         with self._changed:
             return [event.name for event in self.events]
 
@@ -44,8 +44,8 @@ class RecordingObserver:
     def wait_for(
         self, wanted: type[Event] | Callable[[Event], bool], timeout: float = DEFAULT_TIMEOUT
     ) -> Event:
-        """The first event of that type, or that the predicate takes, as soon as there is one;
-        AssertionError after the timeout.
+        """Block until there is an event of that type, or one that the predicate accepts, and return
+        the first. Raises AssertionError after the timeout.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._first(wanted), timeout)

@@ -1,6 +1,4 @@
-"""One shared stress test that certifies any service: that it keeps the contract of
-`longwatch.host.service`.
-"""
+"""The stress test that every service of `longwatch.host.service` must pass."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.service import Service
 
 TIMEOUT = 30.0
-"""Real seconds after which something that should have happened counts as hanging."""
+"""Real seconds after which a call or a thread counts as hanging."""
 
 _DESCRIPTOR_GRACE = 1.0
-"""Seconds after which a descriptor of somebody else's is closed again."""
+"""Seconds after which descriptors of other threads are closed again."""
 THREADS = 8
 ROUNDS = 25
 
@@ -31,12 +29,11 @@ BrokenStart = Callable[[Service], AbstractContextManager[object]]
 
 
 def check_service(factory: Callable[[], Service], *, broken: BrokenStart | None = None) -> None:
-    """Raise AssertionError unless what the factory makes can be started and stopped as the contract
-    says.
+    """Raise AssertionError unless the factory's services start and stop by the contract.
 
-    The factory makes a new, stopped service each time. `broken(service)` gives a context manager
-    inside which its start must fail; with it, it is also checked that a failed start leaves nothing
-    behind and can be tried again.
+    The factory makes a new, stopped service each time. `broken(service)` returns a context manager
+    in which its start must fail. With it the test also checks that a failed start leaves nothing
+    behind and can be retried.
     """
     for check in CHECKS:
         _run(check, factory)
@@ -151,7 +148,9 @@ BROKEN_CHECKS = (
 
 
 def _run(check: Callable[[Service], None], factory: Callable[[], Service]) -> None:
-    """One check on one new service, that has to end, end well, and leave nothing behind."""
+    """Run one check on a new service. Raises AssertionError if it fails, hangs or leaks a thread or
+    a descriptor.
+    """
     title = getattr(check, "func", check).__name__.strip("_").replace("_", " ")
     with _expect_no_leaks(title):
         service = factory()
@@ -178,8 +177,8 @@ def _expect_no_leaks(title: str) -> Iterator[None]:
 
 
 def _left_open(before: set[int]) -> set[int]:
-    """What is open now and was not, and stays so: other threads of the process open and close
-    theirs meanwhile.
+    """Return the new descriptors that stay open. Other threads open and close theirs meanwhile, so
+    each is given some time.
     """
     until = time.monotonic() + min(TIMEOUT, _DESCRIPTOR_GRACE)
     while (left := _descriptors() - before) and time.monotonic() < until:
@@ -193,7 +192,7 @@ def _descriptors() -> set[int]:
 
 
 def _is_open(descriptor: int) -> bool:
-    """The listing shows also the descriptor it was read through."""
+    """Return whether a descriptor is open. The listing also has the descriptor it was read from."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -202,7 +201,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _run_concurrently(work: Callable[[], None]) -> None:
-    """The same work in many threads that begin together; the first error is raised."""
+    """Run the same work in many threads that begin together. Raises the first error."""
     gate = threading.Barrier(THREADS)
 
     def one() -> None:
@@ -239,11 +238,11 @@ def _expect_down(service: Service) -> None:
 def _expect_failure(service: Service) -> None:
     try:
         service.start()
-    except Exception:  # noqa: BLE001 - which error is the service's own affair
+    except Exception:  # noqa: BLE001 - the service chooses the error
         return
-    raise AssertionError("a broken start() raises")
+    raise AssertionError("rule broken: a broken start() raises")
 
 
 def _expect(condition: bool, rule: str) -> None:  # noqa: FBT001 - a private assert that also holds under -O
     if not condition:
-        raise AssertionError(f"not so: {rule}")
+        raise AssertionError(f"rule broken: {rule}")

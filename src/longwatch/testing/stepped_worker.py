@@ -1,8 +1,8 @@
-"""A worker of graphs without threads, that can be ended at every step of the life of an attempt, as
-kill -9 would.
+"""A graph worker without threads, which a test can kill at every step of an attempt, as kill -9
+would.
 
-Source, slot, beat page and pulse are those of a real worker; only the threads that would turn them
-are missing.
+Claim source, slot, beat page and heartbeat are those of a real worker. Only the threads that drive
+them are missing.
 """
 
 from __future__ import annotations
@@ -38,31 +38,27 @@ _REPLACE_OWNER = (
 
 
 class Step(StrEnum):
-    """The life of an attempt in its worker, step by step; a worker can be ended right after
-    each.
-    """
+    """The steps of an attempt in its worker. A worker can be killed right after each."""
 
     CLAIMED = "claimed"
-    """It has a lease; its code has not begun."""
+    """The attempt is leased, and its code has not begun."""
     BEGUN = "begun"
-    """The beat page says that it runs: from here on it is spent if the worker dies."""
+    """The beat page says that the attempt runs. From here on it is spent if the worker dies."""
     RENEWED = "renewed"
-    """Its heartbeat was renewed. Only code that takes long comes here: `GraphRun.advance` within
-    it.
-    """
+    """The heartbeat was renewed. Only code that calls `GraphRun.advance` reaches this step."""
     COMPUTED = "computed"
-    """Its code has returned or raised."""
+    """The code has returned or raised."""
     FINISHED = "finished"
-    """The beat page says nothing of it any more, and the store nothing yet: it is computed
-    again, unspent.
+    """The beat page no longer names the attempt, and the store has no result yet. It is computed
+    again and not spent.
     """
     SETTLED = "settled"
-    """What it came to is committed, and its worker has not learnt of it."""
+    """The result is committed, and the worker has not received the reply."""
 
 
 class Crash(NamedTuple):
-    """The end of a worker: after which step, of which attempt. `on_other_host`: on a machine
-    that nobody here can see.
+    """The death of a worker: after which step of which attempt. `on_other_host`: on a machine that
+    other workers cannot inspect.
     """
 
     step: Step
@@ -74,14 +70,12 @@ class Crash(NamedTuple):
 
 
 class KilledError(BaseException):
-    """The worker has ended here. Not an Exception, so that code which handles those does not
-    handle this.
-    """
+    """Ends a killed worker. Not an Exception, so that code that catches those does not catch it."""
 
 
 class SteppedWorker(FlowWorker):
-    """Computes one attempt at a time, in the thread of its caller. `on_step` is called at every
-    step, and may have it `die` there.
+    """Computes one attempt at a time, in the thread of its caller. It calls `on_step` after every
+    step, which may call `die`.
     """
 
     def __init__(
@@ -95,7 +89,7 @@ class SteppedWorker(FlowWorker):
         self.is_dead = False
         self.claimed: ClaimedRow | None = None
         self.settled_claims: set[Claim] = set()
-        """Claims whose results the store has taken."""
+        """Claims whose results the store has accepted."""
         self._on_step = on_step
         self._observer = observer
         self._incarnation = Incarnation.current()
@@ -106,7 +100,7 @@ class SteppedWorker(FlowWorker):
         self._slot = self._make_slot()
 
     def run_one(self) -> bool:
-        """Claim one attempt, compute it, settle it; False if there was none."""
+        """Claim one attempt, compute and settle it. Return False if none was ready."""
         asked = self.clock.boottime()
         found = self._source.exchange(
             [],
@@ -128,7 +122,7 @@ class SteppedWorker(FlowWorker):
 
     @property
     def late_result(self) -> Settlement | None:
-        """What a worker that has died would have settled next."""
+        """The result that a killed worker would have settled next."""
         return self._slot.answer if isinstance(self._slot.answer, Settlement) else None
 
     def step_done(self, step: Step) -> None:
@@ -138,7 +132,7 @@ class SteppedWorker(FlowWorker):
     # --- while the code of a node runs ---
 
     def next_tick(self) -> float:
-        """Seconds until it renews, or has to look at the limits of what runs."""
+        """Return the seconds until the next renewal or the next limit of the running attempt."""
         until_renewal = self._renewals.next_renewal(self._lease_trust.lease) - self.clock.boottime()
         assert self._watchdog is not None
         until_limit = [
@@ -149,8 +143,8 @@ class SteppedWorker(FlowWorker):
         return min([until_renewal, *until_limit])
 
     def tick(self) -> None:
-        """What its other threads would do by now: renew, notice what is called off, rule on what
-        has had its time.
+        """Do what the other threads of a worker would do now: renew, apply limits, and notice a
+        lost lease.
         """
         assert self._watchdog is not None
         now, lease = self.clock.boottime(), self._lease_trust.lease
@@ -170,8 +164,8 @@ class SteppedWorker(FlowWorker):
     # --- its end ---
 
     def die(self, *, on_other_host: bool) -> None:
-        """From here on it is a process that is gone: its page is as it was. Elsewhere nobody can
-        see that, nor its page.
+        """Make the worker look like a dead process whose beat page stays as it was. On another host
+        other workers see neither its death nor its page.
         """
         self.is_dead = True
         mine = self._incarnation
@@ -189,10 +183,10 @@ class SteppedWorker(FlowWorker):
         raise KilledError
 
     def leave(self) -> None:
-        """It has ended well."""
+        """End the worker cleanly."""
         self._page.close()
 
-    # --- what it is made of ---
+    # --- parts ---
 
     def _make_slot(self) -> _SteppedSlot:
         place = EngineEnvironment(name=self._display_name, events=Events(self._forward_event))
@@ -212,9 +206,7 @@ class SteppedWorker(FlowWorker):
 
 
 def _compute_inline(node: Node, inputs: str, context: FlowContext) -> bytes:
-    """What is to run in a process of its own runs in this one: a test sees what its functions
-    do.
-    """
+    """Compute an isolated node in this process, so that a test sees what its functions do."""
     assert node.function is not None
     return encode_result(node, node.function(**arguments(node, inputs, context)))
 
@@ -246,7 +238,7 @@ class _SteppedSlot(Slot):
         answer = super()._run(context)
         if (
             self._worker.is_dead
-        ):  # the worker was killed within the code, which may have caught that
+        ):  # the worker was killed inside the code, which may have caught KilledError
             raise KilledError
         self.answer = answer
         self._worker.step_done(Step.COMPUTED)
@@ -259,7 +251,7 @@ class _SteppedSlot(Slot):
 
 
 class _InlineCoroutines:
-    """Awaits what async functions return, in this thread."""
+    """Awaits the results of async functions in this thread."""
 
     def run(self, work: Awaitable[T], _context: RowContext) -> T:
         import asyncio  # noqa: PLC0415 - only for async functions

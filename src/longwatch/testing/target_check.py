@@ -1,6 +1,4 @@
-"""One shared suite that certifies any kind of target: that it keeps the rules of
-`longwatch.supervisor.target`.
-"""
+"""The conformance suite that every kind of target of `longwatch.supervisor.target` must pass."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ TIMEOUT = 120.0
 
 
 def check_target(harness: TargetHarness) -> None:
-    """Raise AssertionError, which names the rule, unless the targets that the harness makes keep
-    every rule of the seam.
+    """Raise AssertionError, which names the broken rule, unless the harness's targets keep every
+    rule.
 
-    Blocks for about ten seconds, because graces pass in real time. Not for the thread of the
-    harness's loop. After each check everything that the harness made is ended.
+    Blocks for about ten seconds, because graces pass in real time. Do not call it in the thread of
+    the harness's loop. After each check the harness ends everything that it made.
     """
     for check in _checks(harness):
         _run(check, harness)
@@ -48,7 +46,7 @@ def _checks(harness: TargetHarness | type[TargetHarness]) -> Iterator[Check]:
 
 
 def _run(check: Check, harness: TargetHarness) -> None:
-    """One check, that has to end, and end well; what it made is ended in any case."""
+    """Run one check, and end what it made. Raises AssertionError if the check fails or hangs."""
     title = getattr(check, "__name__", str(check)).replace("_", " ")
     try:
         harness.loop.call(_checked(check, harness), timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""Looking at a mailbox, and managing it."""
+"""Checks of counts, cancel, pause, purge and peek."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stats_count_messages_by_state(harness: MailboxHarness) -> None:
         "stats() counts ready, delayed, leased, dead",
     )
     expect_equal(
-        4, mailbox.approximate_count(), "approximate_count() is what is ready, delayed or leased"
+        4, mailbox.approximate_count(), "approximate_count() counts ready, delayed and leased"
     )
 
 
@@ -37,13 +37,13 @@ def the_oldest_age_is_that_of_what_is_ready(harness: MailboxHarness) -> None:
     age = mailbox.stats().oldest_age
     expect(
         age is not None and age >= harness.unit,
-        f"oldest_age is the time since the oldest was sent, not {age}",
+        f"oldest_age is the time since the oldest message was sent, not {age}",
     )
     receive_one(mailbox)
     age = mailbox.stats().oldest_age
     expect(
         age is not None and age < harness.unit,
-        f"oldest_age does not count what is leased, but it is {age}",
+        f"oldest_age ignores leased messages, but it is {age}",
     )
     receive_one(mailbox)
     expect_equal(None, mailbox.stats().oldest_age, "oldest_age is None when nothing is ready")
@@ -62,7 +62,7 @@ def a_queued_message_is_cancelled_by_its_id(harness: MailboxHarness) -> None:
     held.acknowledge()
     harness.pass_time(mailbox, 1.5)
     received = mailbox.receive(max_messages=10)
-    expect_equal([kept], [message.id for message in received], "a cancelled message never comes")
+    expect_equal([kept], [message.id for message in received], "no cancelled message is received")
 
 
 def a_paused_mailbox_hands_nothing_out_through_any_handle(harness: MailboxHarness) -> None:
@@ -72,14 +72,14 @@ def a_paused_mailbox_hands_nothing_out_through_any_handle(harness: MailboxHarnes
     held = receive_one(mailbox)
     other.pause()
     expect(mailbox.stats().paused, "stats() says that it is paused")
-    expect_equal([], mailbox.receive(), "a paused mailbox hands nothing out")
-    expect_equal([], mailbox.receive(wait_time_seconds=0.02), "not after a wait either")
+    expect_equal([], mailbox.receive(), "receive() from a paused mailbox is empty")
+    expect_equal([], mailbox.receive(wait_time_seconds=0.02), "it is empty after a wait too")
     held.acknowledge()
     mailbox.send(3)
     mailbox.resume()
-    expect(not other.stats().paused, "resume() ends the pause for all")
+    expect(not other.stats().paused, "resume() ends the pause for every handle")
     expect_equal(
-        [2, 3], bodies(other.receive(max_messages=10)), "what waited in a pause is there after it"
+        [2, 3], bodies(other.receive(max_messages=10)), "messages of a paused mailbox stay"
     )
 
 
@@ -89,14 +89,14 @@ def a_purge_takes_all_but_what_is_leased(harness: MailboxHarness) -> None:
     mailbox.send_many([1, 2, 3])
     mailbox.send(4, delay_seconds=harness.unit)
     held = receive_one(mailbox)
-    expect_equal(3, mailbox.purge(), "purge() says how many it removed")
-    expect_equal(1, mailbox.approximate_count(), "what is leased stays")
+    expect_equal(3, mailbox.purge(), "purge() returns how many it removed")
+    expect_equal(1, mailbox.approximate_count(), "a leased message stays")
     held.nack()
     expect_equal(
-        [1], bodies(mailbox.receive(max_messages=10)), "what was leased in a purge goes on living"
+        [1], bodies(mailbox.receive(max_messages=10)), "a message leased in a purge survives it"
     )
-    expect_equal(0, mailbox.purge(), "purge() of nothing removes nothing")
-    expect_equal("other", receive_one(other).body, "another mailbox is not touched")
+    expect_equal(0, mailbox.purge(), "purge() of an empty mailbox removes nothing")
+    expect_equal("other", receive_one(other).body, "purge() leaves other mailboxes alone")
 
 
 def a_peek_shows_what_comes_next_and_takes_nothing(harness: MailboxHarness) -> None:
@@ -110,15 +110,15 @@ def a_peek_shows_what_comes_next_and_takes_nothing(harness: MailboxHarness) -> N
     expect_equal(
         ids[:2],
         [delivery.id for delivery in mailbox.backend.peek(limit=2)],
-        "peek() shows the next, oldest first",
+        "peek() shows the next messages, oldest first",
     )
     seen = mailbox.backend.peek(limit=100)
     expect_equal(
         [(each, 0) for each in ids],
         [(delivery.id, delivery.deliveries) for delivery in seen],
-        "and only what is ready",
+        "peek() shows only ready messages",
     )
-    expect_equal(1, receive_one(mailbox).delivery_count, "peek() takes nothing")
+    expect_equal(1, receive_one(mailbox).delivery_count, "peek() leases nothing")
 
 
 CHECKS = (

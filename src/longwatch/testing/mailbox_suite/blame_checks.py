@@ -1,5 +1,5 @@
-"""Losses, suspects, the budgets that a mailbox keeps, what is reported of dead letters, owners that
-drain, and steps of the store's clock.
+"""Checks of losses, suspects, stored budgets, reported dead letters, owners that drain, and steps
+of the store's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from longwatch.testing.mailbox_suite.harness import (
 )
 
 NO_PAGE = "/nonexistent/page"
-"""The path of a beat page that went with its process."""
+"""The path of a beat page that does not exist."""
 SHORT_RENEWAL = 0.2
 """Real seconds between renewals."""
 
@@ -35,7 +35,7 @@ def a_message_that_is_lost_too_often_is_given_up_at_once(harness: MailboxHarness
     mailbox.send("unlucky")
     for lost in range(2):
         expect_equal(lost, _lose(harness, mailbox), "every loss is counted")
-    expect_equal((0, 1), (mailbox.stats().ready, mailbox.stats().dead), "the second loss is final")
+    expect_equal((0, 1), (mailbox.stats().ready, mailbox.stats().dead), "the last loss is final")
     dead_letter = only_dead_letter(mailbox)
     expect_equal(
         ("lost", 2, 2, 0, 0),
@@ -46,7 +46,7 @@ def a_message_that_is_lost_too_often_is_given_up_at_once(harness: MailboxHarness
             dead_letter.crashes,
             dead_letter.failures,
         ),
-        "it is lost, which is no crash",
+        "a loss counts as lost, not as a crash",
     )
 
 
@@ -55,8 +55,8 @@ def a_message_with_crashes_to_spare_runs_beside_others(harness: MailboxHarness) 
     mailbox.send_many([1, 2, 3])
     _crash(harness, mailbox)
     claimed = claim_rows(mailbox, _register(mailbox))
-    expect_equal([b"1", b"2", b"3"], row_bodies(claimed), "one crash of three is no suspicion")
-    expect_equal([False] * 3, [row.is_exclusive for row in claimed], "nor is it marked")
+    expect_equal([b"1", b"2", b"3"], row_bodies(claimed), "one crash of three makes no suspect")
+    expect_equal([False] * 3, [row.is_exclusive for row in claimed], "no row is exclusive")
 
 
 def a_suspect_is_claimed_exclusively(harness: MailboxHarness) -> None:
@@ -68,10 +68,10 @@ def a_suspect_is_claimed_exclusively(harness: MailboxHarness) -> None:
     mailbox.backend.settle([Settlement(first.claim, RowOutcome.RELEASED)])
     claims = [claim_rows(mailbox, owner) for _ in range(3)]
     expect_equal(
-        [[b"1"], [b"2"], [b"3"]], [row_bodies(claimed) for claimed in claims], "it comes alone"
+        [[b"1"], [b"2"], [b"3"]], [row_bodies(claimed) for claimed in claims], "it is claimed alone"
     )
     expect_equal(
-        [False, True, False], [claimed[0].is_exclusive for claimed in claims], "and is marked so"
+        [False, True, False], [claimed[0].is_exclusive for claimed in claims], "it is exclusive"
     )
 
 
@@ -82,11 +82,11 @@ def suspects_are_claimed_by_their_selection_only(harness: MailboxHarness) -> Non
     for _ in range(2):
         _crash(harness, mailbox)
     ordinary = claim_rows(mailbox, owner, selection=RowSelection.ORDINARY)
-    expect_equal([b"3", b"4"], row_bodies(ordinary), "ordinary claims pass over suspects")
+    expect_equal([b"3", b"4"], row_bodies(ordinary), "ordinary claims skip suspects")
     expect_equal(
         [],
         claim_rows(mailbox, owner, selection=RowSelection.ORDINARY),
-        "though no other message is there",
+        "ordinary claims skip suspects even if there is no other message",
     )
     expect_equal(
         (2, [b"1", b"2"]),
@@ -96,21 +96,21 @@ def suspects_are_claimed_by_their_selection_only(harness: MailboxHarness) -> Non
     expect_equal(
         [1, 2, 2],
         [mailbox.backend.count_suspects(limit=limit) for limit in (1, 2, 3)],
-        "they are counted up to the limit",
+        "suspects are counted up to the limit",
     )
     suspects = [claim_rows(mailbox, owner, selection=RowSelection.SUSPECTS) for _ in range(3)]
     expect_equal(
-        [[b"1"], [b"2"], []], [row_bodies(each) for each in suspects], "they come one by one"
+        [[b"1"], [b"2"], []], [row_bodies(each) for each in suspects], "each is claimed alone"
     )
-    expect(all(row.is_exclusive for each in suspects for row in each), "and are marked")
-    expect_equal(0, mailbox.backend.count_suspects(limit=9), "one that is leased is not counted")
+    expect(all(row.is_exclusive for each in suspects for row in each), "suspects are exclusive")
+    expect_equal(0, mailbox.backend.count_suspects(limit=9), "leased suspects are not counted")
 
 
 def a_bare_receive_gets_suspects_too(harness: MailboxHarness) -> None:
     mailbox = harness.open(limits=MailboxLimits(max_crashes=2))
     mailbox.send("suspect")
     _crash(harness, mailbox)
-    expect_equal("suspect", receive_one(mailbox).body, "receive() takes every message")
+    expect_equal("suspect", receive_one(mailbox).body, "receive() returns suspects too")
 
 
 def the_last_failure_is_known_before_it_happens(harness: MailboxHarness) -> None:
@@ -119,9 +119,9 @@ def the_last_failure_is_known_before_it_happens(harness: MailboxHarness) -> None
     owner = _register(mailbox)
     for left in (2, 1):
         [row] = claim_rows(mailbox, owner)
-        expect_equal(left, row.failures_left, "how many failures are left")
+        expect_equal(left, row.failures_left, "failures_left is the rest of the budget")
         mailbox.backend.settle([Settlement(row.claim, RowOutcome.FAILED, error="no")])
-    expect_equal("failed", only_dead_letter(mailbox).reason, "the last one is final")
+    expect_equal("failed", only_dead_letter(mailbox).reason, "the last failure is final")
 
 
 def a_worker_that_reports_crashes_spends_their_budget(harness: MailboxHarness) -> None:
@@ -130,7 +130,7 @@ def a_worker_that_reports_crashes_spends_their_budget(harness: MailboxHarness) -
     owner = _register(mailbox)
     for is_suspect in (False, True):
         [row] = claim_rows(mailbox, owner)
-        expect_equal(is_suspect, row.is_exclusive, "one short of the budget it is a suspect")
+        expect_equal(is_suspect, row.is_exclusive, "it is a suspect one crash before the budget")
         mailbox.backend.settle([Settlement(row.claim, RowOutcome.CRASHED, error="no")])
     dead_letter = only_dead_letter(mailbox)
     expect_equal(
@@ -178,12 +178,12 @@ def a_traceback_is_kept_with_the_last_failure(harness: MailboxHarness) -> None:
     expect_equal(
         (None, 0, 0),
         (dead_letter.traceback, dead_letter.failures, dead_letter.lost),
-        "a replayed message starts clean",
+        "a replayed message has no history",
     )
 
 
 def budgets_belong_to_the_mailbox(harness: MailboxHarness) -> None:
-    """A process that opens it without limits uses those that another has set."""
+    """A process that opens it without limits uses those that another process has set."""
     strict = harness.open(limits=MailboxLimits(max_failures=1, max_crashes=1, max_lost=1))
     strict.send_many(["fails", "crashes", "is lost"])
     other = harness.open(strict.name)
@@ -205,18 +205,18 @@ def a_sweep_applies_the_budgets_of_every_mailbox(harness: MailboxHarness) -> Non
         receive_one(mailbox, visibility_timeout=harness.unit)
     harness.pass_time(lenient, 1.5)
     strict.backend.sweep()
-    expect_equal((1, 0), (strict.stats().dead, lenient.stats().dead), "each has budgets of its own")
+    expect_equal((1, 0), (strict.stats().dead, lenient.stats().dead), "each has its own budgets")
 
 
 def limits_that_are_left_out_change_no_budget(harness: MailboxHarness) -> None:
-    """A sender that bounds the size of a mailbox leaves the budgets of its workers alone."""
+    """A sender that limits the size of a mailbox does not change the budgets of its workers."""
     worker = harness.open(limits=MailboxLimits(max_failures=1))
     worker.send("first")
     sender = harness.open(worker.name, limits=MailboxLimits(max_size=100))
     sender.send("second")
     for mailbox in (sender, harness.open(worker.name)):
         receive_one(mailbox).nack(reason="no")
-    expect_equal(2, len(worker.dead_letters), "a limit that is left out is as it was")
+    expect_equal(2, len(worker.dead_letters), "a limit that is left out stays unchanged")
 
 
 def a_sweep_reports_what_it_gives_up(harness: MailboxHarness) -> None:
@@ -238,7 +238,7 @@ def a_sweep_reports_what_it_gives_up(harness: MailboxHarness) -> None:
     )
     expect_equal(2, len(reported), "once")
     mailbox.backend.sweep(reported.append)
-    expect_equal(2, len(reported), "and not again")
+    expect_equal(2, len(reported), "no dead letter is reported again")
 
 
 def a_claim_reports_what_it_gives_up(harness: MailboxHarness) -> None:
@@ -252,7 +252,7 @@ def a_claim_reports_what_it_gives_up(harness: MailboxHarness) -> None:
     exchanged = lowered.backend.exchange(
         (), owner=_register(lowered), limit=9, lease_seconds=FOREVER
     )
-    expect_equal([], exchanged.claimed, "nothing is left to be claimed")
+    expect_equal([], exchanged.claimed, "no message is left to claim")
     expect_equal(
         {(failed, mailbox.name, "failed"), (kept, mailbox.name, "expired")},
         set(exchanged.given_up),
@@ -263,10 +263,10 @@ def a_claim_reports_what_it_gives_up(harness: MailboxHarness) -> None:
 def the_end_of_an_owner_that_drains_blames_no_row(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     mailbox.send("work")
-    expect_equal((0, 0), _counts(harness, mailbox, is_draining=True), "its rows are released")
-    expect_equal((0, 0), _counts(harness, mailbox, is_draining=False), "without any blame")
+    expect_equal((0, 0), _counts(harness, mailbox, is_draining=True), "a new row has no blame")
+    expect_equal((0, 0), _counts(harness, mailbox, is_draining=False), "draining blames no row")
     expect_equal(
-        (0, 1), _counts(harness, mailbox, is_draining=True), "one that claims again is blamed"
+        (0, 1), _counts(harness, mailbox, is_draining=True), "after draining ended it is blamed"
     )
 
 
@@ -284,7 +284,7 @@ def a_step_of_the_clock_takes_no_lease_from_owners_that_renew(harness: MailboxHa
     for owner in owners[:2]:
         mailbox.backend.renew(owner=owner, lease_seconds=harness.unit)
     mailbox.backend.sweep()
-    expect_equal(3, mailbox.stats().leased, "also the last one to renew")
+    expect_equal(3, mailbox.stats().leased, "the last owner to renew keeps its lease too")
     for owner in owners:
         mailbox.backend.renew(owner=owner, lease_seconds=FOREVER)
     mailbox.backend.sweep()
@@ -319,7 +319,7 @@ def owners_that_are_all_gone_lose_their_leases_after_one_renewal(harness: Mailbo
         mailbox.backend.sweep()
         return mailbox.stats().ready == len(range(3))
 
-    wait_until(are_all_ready, "the leases of owners that do not renew any more end")
+    wait_until(are_all_ready, "the leases of owners that stopped renewing end")
 
 
 def rows_are_known_by_their_message_ids(harness: MailboxHarness) -> None:
@@ -330,10 +330,10 @@ def rows_are_known_by_their_message_ids(harness: MailboxHarness) -> None:
     expect_equal(
         dict(zip(seqs, ids, strict=True)),
         mailbox.backend.row_ids([*seqs, max(seqs) + 1000]),
-        "row_ids() knows the messages that are there",
+        "row_ids() returns the ids of existing messages",
     )
     mailbox.backend.settle([Settlement(row.claim, RowOutcome.DONE) for row in rows])
-    expect_equal({}, mailbox.backend.row_ids(seqs), "and no others")
+    expect_equal({}, mailbox.backend.row_ids(seqs), "row_ids() leaves out settled messages")
 
 
 def _register(mailbox: Mailbox[Any]) -> int:
@@ -347,14 +347,14 @@ def _register_renewing(mailbox: Mailbox[Any], renew_seconds: float) -> int:
 
 
 def _crash(harness: MailboxHarness, mailbox: Mailbox[Any]) -> None:
-    """The oldest ordinary message crashes its process, which had no page."""
+    """Count a crash for the oldest ordinary message: its process ends and had no beat page."""
     owner = mailbox.backend.register_owner(unseen_process())
     claim_rows(mailbox, owner, want=1, duration=harness.unit, selection=RowSelection.ORDINARY)
     harness.pass_time(mailbox, 1.5)
 
 
 def _lose(harness: MailboxHarness, mailbox: Mailbox[Any]) -> int:
-    """The oldest message is lost with its process; how often it was lost before."""
+    """Count a loss for the oldest message. Return how often it was lost before."""
     owner = mailbox.backend.register_owner(unseen_process(), page=NO_PAGE)
     [row] = claim_rows(mailbox, owner, want=1, duration=harness.unit)
     harness.pass_time(mailbox, 1.5)
@@ -365,7 +365,9 @@ def _lose(harness: MailboxHarness, mailbox: Mailbox[Any]) -> int:
 def _counts(
     harness: MailboxHarness, mailbox: Mailbox[Any], *, is_draining: bool
 ) -> tuple[int, int]:
-    """Crashes and losses of the message that an owner claims, which then drains and vanishes."""
+    """Claim a message for an owner that drains and then vanishes. Return the crashes and losses
+    that the message had when it was claimed.
+    """
     owner = mailbox.backend.register_owner(unseen_process(), page=NO_PAGE)
     [row] = claim_rows(mailbox, owner, duration=harness.unit)
     mailbox.backend.report_draining(owner=owner)
@@ -375,7 +377,7 @@ def _counts(
 
 
 def _settle_all(mailbox: Mailbox[Any], owners: list[int]) -> None:
-    """Leave no lease behind."""
+    """Settle every leased message of these owners."""
     for owner in owners:
         held = mailbox.backend.held(owner=owner)
         mailbox.backend.settle([Settlement(claim, RowOutcome.DONE) for claim in held])

@@ -1,8 +1,8 @@
-"""Many threads or processes on one mailbox: every message is settled exactly once, also if a
-process is killed while it holds one.
+"""Checks that many threads or processes on one mailbox settle every message exactly once, also if a
+process is killed while it holds a message.
 
-A child process is a new interpreter that opens the mailbox with `reopen`, which has to be
-picklable. It does one of the tasks below and prints its result, one JSON value a line.
+A child process is a new interpreter that opens the mailbox with `reopen`, which must be picklable.
+It does one of the tasks below and prints its result, one JSON value on each line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CHILD = (
 
 
 class SettledCounter:
-    """Which messages were settled, and a close of the mailbox when all were."""
+    """Counts the settled messages, and closes the mailbox when all are settled."""
 
     def __init__(self, mailbox: Mailbox[Any]) -> None:
         self.settled: Counter[Any] = Counter()
@@ -74,7 +74,7 @@ def threads_that_send_and_receive_settle_every_message_once(harness: MailboxHarn
     expect_equal(
         (0, 0),
         (mailbox.approximate_count(), len(mailbox.dead_letters)),
-        "nothing is left, nobody is dead",
+        "no message and no dead letter is left",
     )
 
 
@@ -92,7 +92,7 @@ def one_of_several_settlements_of_a_delivery_succeeds(harness: MailboxHarness) -
     for thread in crowd:
         await_thread(thread, "threads that settle come to an end")
     won = [verdict.count(SettleResult.SETTLED) for verdict in zip(*verdicts, strict=True)]
-    expect_equal([1] * EACH, won, "of several that settle one delivery exactly one succeeds")
+    expect_equal([1] * EACH, won, "of several settlements of one delivery exactly one succeeds")
 
 
 def a_key_sent_by_many_at_once_is_stored_once(harness: MailboxHarness) -> None:
@@ -104,12 +104,12 @@ def a_key_sent_by_many_at_once_is_stored_once(harness: MailboxHarness) -> None:
     ]
     for thread in crowd:
         await_thread(thread, "threads that send come to an end")
-    expect_equal(1, len(set(ids)), "all who send with one key get one id")
-    expect_equal(1, mailbox.approximate_count(), "and one message is stored")
+    expect_equal(1, len(set(ids)), "all senders with one key get one id")
+    expect_equal(1, mailbox.approximate_count(), "one message is stored for one key")
 
 
 def _sender(mailbox: Mailbox[Any], number: int) -> Callable[[], None]:
-    """Half of it one by one, half in batches."""
+    """Return a function that sends half of the messages one by one and half in batches."""
 
     def send() -> None:
         bodies = [f"{number}-{each}" for each in range(EACH)]
@@ -122,7 +122,7 @@ def _sender(mailbox: Mailbox[Any], number: int) -> Callable[[], None]:
 
 
 def _receiver(mailbox: Mailbox[Any], counter: SettledCounter, number: int) -> Callable[[], None]:
-    """Gives some back, and acknowledges the others one by one or together."""
+    """Return a function that releases some messages and acknowledges the others."""
 
     def receive() -> None:
         while not mailbox.closed:
@@ -133,7 +133,7 @@ def _receiver(mailbox: Mailbox[Any], counter: SettledCounter, number: int) -> Ca
                 expect_equal(
                     {SettleResult.SETTLED},
                     {*mailbox.acknowledge_many(messages), SettleResult.SETTLED},
-                    "a holder may settle",
+                    "the receiver of a message may settle it",
                 )
             for message in messages:
                 if not message.is_finalized:
@@ -148,7 +148,7 @@ def _receiver(mailbox: Mailbox[Any], counter: SettledCounter, number: int) -> Ca
 
 
 def _nack_some(messages: list[Message[Any]]) -> list[Message[Any]]:
-    """All but every third that comes for the first time; those are given back."""
+    """Release every third message of a first delivery. Return the others."""
     for message in messages:
         if message.delivery_count == 1 and int(message.id, 16) % 3 == 0:
             message.nack()
@@ -171,12 +171,12 @@ def processes_that_send_and_receive_settle_every_message_once(harness: MailboxHa
     expect_equal(
         list(range(2 * SENT)),
         sorted(settled),
-        "over processes every message is settled once, none is lost",
+        "processes settle every message once and lose none",
     )
     expect_equal(
         (0, 0),
         (mailbox.approximate_count(), len(mailbox.dead_letters)),
-        "nothing is left, nobody is dead",
+        "no message and no dead letter is left",
     )
 
 
@@ -187,7 +187,7 @@ def a_message_wakes_a_receiver_in_another_process(harness: MailboxHarness) -> No
     with _child(harness, mailbox, wait_for_one) as child:
         _line(child)
         mailbox.send("across")
-        expect_equal("across", _line(child), "a receiver in another process is given the message")
+        expect_equal("across", _line(child), "a receiver in another process gets the message")
 
 
 def a_pause_holds_in_every_process(harness: MailboxHarness) -> None:
@@ -197,9 +197,9 @@ def a_pause_holds_in_every_process(harness: MailboxHarness) -> None:
     mailbox.send("kept")
     with _child(harness, mailbox, pause_it) as child:
         _done(child)
-    expect_equal([], mailbox.receive(), "a pause by another process holds here")
+    expect_equal([], mailbox.receive(), "a pause by another process holds in this one")
     mailbox.resume()
-    expect_equal("kept", receive_one(mailbox).body, "and can be ended here")
+    expect_equal("kept", receive_one(mailbox).body, "this process can end the pause of another")
 
 
 def the_message_of_a_killed_process_is_found_at_once_and_its_crash_counted(
@@ -212,7 +212,7 @@ def the_message_of_a_killed_process_is_found_at_once_and_its_crash_counted(
     with _child(harness, mailbox, hold_one) as child:
         expect_equal("held", _line(child), "the other process holds the message")
         expect_equal(
-            [], mailbox.receive(wait_time_seconds=0.6), "the lease of a live process is not taken"
+            [], mailbox.receive(wait_time_seconds=0.6), "the lease of a live process holds"
         )
         child.kill()
         child.wait(TIMEOUT)
@@ -242,13 +242,15 @@ def killed_three_times_a_message_is_poison(harness: MailboxHarness) -> None:
             child.kill()
             child.wait(TIMEOUT)
         mailbox.backend.sweep()
-    expect_equal([], mailbox.receive(), "a message that killed three processes is not handed out")
+    expect_equal([], mailbox.receive(), "a message that killed three processes is not received")
     expect_equal(
-        ["poison"], [dead_letter.reason for dead_letter in mailbox.dead_letters], "it is dead"
+        ["poison"],
+        [dead_letter.reason for dead_letter in mailbox.dead_letters],
+        "it is a dead letter",
     )
 
 
-# --- what children do ---
+# --- tasks of child processes ---
 
 
 def send_numbers(mailbox: Mailbox[Any], *, start: int) -> None:
@@ -258,7 +260,7 @@ def send_numbers(mailbox: Mailbox[Any], *, start: int) -> None:
 
 
 def settle_all(mailbox: Mailbox[Any]) -> None:
-    """Settle and print; when the parent has closed our input, until nothing is left."""
+    """Settle messages and print them, until the parent has closed the input and none is left."""
     last = False
     while not last:
         closed = bool(select.select([sys.stdin], [], [], 0)[0])
@@ -279,13 +281,13 @@ def pause_it(mailbox: Mailbox[Any]) -> None:
 
 
 def hold_one(mailbox: Mailbox[Any]) -> None:
-    """Take a message for long, and wait to be killed."""
+    """Lease a message for a long time, and wait to be killed."""
     _print(receive_one(mailbox, visibility_timeout=FOREVER, wait_time_seconds=TIMEOUT).body)
     sys.stdin.read()
 
 
 def run_child() -> None:
-    """The main function of a child: the first line of its input says what to do."""
+    """Run the task of a child process, which the first line of its input names."""
     reopen, name, task = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - written by the parent
     task(reopen(name))
 
@@ -294,10 +296,10 @@ def run_child() -> None:
 def _child(
     harness: MailboxHarness, mailbox: Mailbox[Any], task: Callable[[Mailbox[Any]], None]
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs the task; it is killed at the end if it has not ended."""
+    """Start a process that runs the task, and kill it at the end if it still runs."""
     order: tuple[MailboxFactory | None, str, Any] = (harness.reopen, mailbox.name, task)
     command = [sys.executable, "-c", _CHILD.format(path=sys.path)]
-    with subprocess.Popen(  # noqa: S603 - our own
+    with subprocess.Popen(  # noqa: S603 - runs this interpreter
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         try:
@@ -310,21 +312,21 @@ def _child(
 
 
 def _done(child: subprocess.Popen[str]) -> list[Any]:
-    """What a child printed until its end, which must be a good one."""
+    """Return all values that a child printed. Its exit code must be 0."""
     out, _ = child.communicate(timeout=TIMEOUT)
-    expect_equal(0, child.returncode, "a process that works with the mailbox ends well")
+    expect_equal(0, child.returncode, "a process that works with the mailbox exits with 0")
     return [json.loads(line) for line in out.splitlines()]
 
 
 def _line(child: subprocess.Popen[str]) -> Any:
     assert child.stdout is not None
     line = child.stdout.readline()
-    expect(line, "a process that works with the mailbox says what it did")
+    expect(line, "a process that works with the mailbox prints its result")
     return json.loads(line)
 
 
 def _print(value: Any) -> None:
-    print(json.dumps(value), flush=True)  # noqa: T201 - how a child answers
+    print(json.dumps(value), flush=True)  # noqa: T201 - a child reports on stdout
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""Dead letters, and messages that nobody took in their time."""
+"""Checks of dead letters, and of messages that expire before a claim."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longwatch.testing.mailbox_suite.harness import (
 )
 
 MANY_DEAD_LETTERS = 250
-"""Dead letters enough for more than two pages of a listing."""
+"""Enough dead letters for more than two pages of a listing."""
 
 
 def dead_letters_are_listed_in_the_order_they_died(harness: MailboxHarness) -> None:
@@ -27,13 +27,13 @@ def dead_letters_are_listed_in_the_order_they_died(harness: MailboxHarness) -> N
     expect_equal(
         f"{mailbox.name}.dead",
         mailbox.dead_letters.name,
-        "dead letters have a mailbox of their own by name",
+        "dead letters have their own name",
     )
-    expect_equal(MANY_DEAD_LETTERS, len(mailbox.dead_letters), "their number is known")
+    expect_equal(MANY_DEAD_LETTERS, len(mailbox.dead_letters), "len() counts dead letters")
     expect_equal(
         ids,
         [dead_letter.id for dead_letter in mailbox.dead_letters],
-        "all of them are listed, oldest first",
+        "all dead letters are listed, oldest first",
     )
     listed = []
     for dead_letter in mailbox.dead_letters:
@@ -42,9 +42,9 @@ def dead_letters_are_listed_in_the_order_they_died(harness: MailboxHarness) -> N
     expect_equal(
         [*ids[:100], *ids[120:]],
         listed,
-        "a listing goes on, and tells none twice, while they are dropped",
+        "a listing shows each dead letter once while they are dropped",
     )
-    expect_equal(0, len(mailbox.dead_letters), "they can be dropped while they are listed")
+    expect_equal(0, len(mailbox.dead_letters), "dead letters can be dropped during a listing")
 
 
 def one_dead_letter_is_shown_replayed_or_dropped(harness: MailboxHarness) -> None:
@@ -55,17 +55,17 @@ def one_dead_letter_is_shown_replayed_or_dropped(harness: MailboxHarness) -> Non
         shown is not None and (shown.id, shown.error) == (second, "no"),
         f"a dead letter is shown by its id, not {shown}",
     )
-    expect_equal(None, mailbox.dead_letters.show("unknown"), "one that is not there is not shown")
-    expect_equal(None, other.dead_letters.show(second), "nor one of another mailbox")
+    expect_equal(None, mailbox.dead_letters.show("unknown"), "show() of an unknown id is None")
+    expect_equal(None, other.dead_letters.show(second), "show() of another mailbox's id is None")
     expect_equal(
         [True, False],
         mailbox.dead_letters.drop(first, "unknown"),
-        "drop() says for each whether it was there",
+        "drop() returns for each whether it existed",
     )
     expect_equal(
         [True, False],
         mailbox.dead_letters.replay(second, first),
-        "replay() says for each whether it was there",
+        "replay() returns for each whether it existed",
     )
     expect_equal([False], other.dead_letters.drop(third), "another mailbox cannot drop it")
     expect_equal(
@@ -74,7 +74,7 @@ def one_dead_letter_is_shown_replayed_or_dropped(harness: MailboxHarness) -> Non
     expect_equal(
         [second],
         [message.id for message in mailbox.receive(max_messages=10)],
-        "a replayed letter is a message again",
+        "a replayed dead letter is a message again",
     )
 
 
@@ -85,40 +85,40 @@ def a_replayed_dead_letter_starts_anew_at_the_end_of_the_queue(harness: MailboxH
         receive_one(mailbox).nack(reason="no")
     mailbox.send("other")
     expect_equal(
-        "other", receive_one(mailbox).body, "a message whose failures are spent is not handed out"
+        "other", receive_one(mailbox).body, "a message that spent its failures is not received"
     )
     mailbox.send("last")
     mailbox.dead_letters.replay(dead)
     harness.move_clocks(mailbox, lease=6, wall=6)
     received = mailbox.receive(max_messages=10)
     expect_equal(
-        ["last", "again"], bodies(received), "a replayed letter comes last, and does not expire"
+        ["last", "again"], bodies(received), "a replayed message comes last and does not expire"
     )
     expect_equal(
         (dead, 1, "answers"),
         (received[1].id, received[1].delivery_count, received[1].reply_to),
-        "with clean counters",
+        "a replayed message has its counters at zero",
     )
     received[1].nack(reason="once")
     expect_equal(
         2,
-        receive_one(mailbox, "it has its whole budget again").delivery_count,
-        "the second delivery",
+        receive_one(mailbox, "a replayed message has its whole budget again").delivery_count,
+        "a replayed message counts its deliveries anew",
     )
 
 
 def all_dead_letters_are_replayed_or_dropped(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     _make_dead_letters(mailbox, MANY_DEAD_LETTERS)
-    expect_equal(MANY_DEAD_LETTERS, mailbox.dead_letters.replay_all(), "replay_all() says how many")
+    expect_equal(MANY_DEAD_LETTERS, mailbox.dead_letters.replay_all(), "replay_all() counts them")
     expect_equal(
         (MANY_DEAD_LETTERS, 0),
         (mailbox.stats().ready, mailbox.stats().dead),
-        "all are back in line",
+        "all replayed messages are in the queue",
     )
     mailbox.purge()
     _make_dead_letters(mailbox, MANY_DEAD_LETTERS)
-    expect_equal(MANY_DEAD_LETTERS, mailbox.dead_letters.drop_all(), "drop_all() says how many")
+    expect_equal(MANY_DEAD_LETTERS, mailbox.dead_letters.drop_all(), "drop_all() counts them")
     expect_equal((0, 0), (mailbox.approximate_count(), len(mailbox.dead_letters)), "all are gone")
 
 
@@ -129,11 +129,13 @@ def dead_lettering_and_settling_are_one(harness: MailboxHarness) -> None:
     dead = Settlement(
         claim=message.receipt, outcome=RowOutcome.DEAD, reason="failed", error="Fatal: no"
     )
-    expect_equal([True, False], mailbox.backend.settle([dead, dead]), "a message dies once")
+    expect_equal(
+        [True, False], mailbox.backend.settle([dead, dead]), "a message is dead-lettered once"
+    )
     expect_equal(
         (0, 1),
         (mailbox.approximate_count(), len(mailbox.dead_letters)),
-        "it is dead and not in line any more",
+        "a dead letter is not in the queue",
     )
     dead_letter = next(iter(mailbox.dead_letters))
     expect_equal(
@@ -153,7 +155,7 @@ def dead_letters_go_when_their_retention_is_over(harness: MailboxHarness) -> Non
     expect_equal(
         [young],
         [dead_letter.id for dead_letter in mailbox.dead_letters],
-        "a sweep removes those that are older",
+        "a sweep deletes older dead letters",
     )
 
 
@@ -167,8 +169,8 @@ def a_message_without_expiry_outlasts_everything(harness: MailboxHarness) -> Non
     expect_equal(1, len(mailbox.dead_letters), "dead letters without a retention are kept")
     expect_equal(
         1,
-        receive_one(mailbox, "a message without expires_in is never dropped").delivery_count,
-        "its first delivery",
+        receive_one(mailbox, "a message without expires_in never expires").delivery_count,
+        "this is its first delivery",
     )
 
 
@@ -182,12 +184,12 @@ def an_expired_message_is_not_received_and_is_counted(harness: MailboxHarness) -
     expect_equal(
         [b'"good"'],
         [each.item.body for each in leased],
-        "a claim passes over what has expired, swept or not",
+        "a claim skips expired messages, swept or not",
     )
     expect_equal(
         (1, 0),
         (mailbox.stats().expired, len(mailbox.dead_letters)),
-        "it is counted, and kept only if that was asked for",
+        "an expired message is counted, and kept only with keep_expired",
     )
 
 
@@ -201,7 +203,7 @@ def a_sweep_removes_what_has_expired_and_counts_it(harness: MailboxHarness) -> N
     expect_equal(
         (1, 0, 3, 0),
         (stats.ready, stats.delayed, stats.expired, stats.dead),
-        "a sweep removes and counts the expired",
+        "a sweep removes and counts expired messages",
     )
 
 
@@ -216,25 +218,25 @@ def an_expired_message_is_kept_among_the_dead_if_asked_for(harness: MailboxHarne
     expect_equal(
         [],
         claim_rows(mailbox, mailbox.backend.register_owner(Incarnation.current())),
-        "a claim passes over what has expired",
+        "a claim skips expired messages",
     )
     dead_letters = list(mailbox.dead_letters)
     expect_equal(
         swept + received,
         [dead_letter.id for dead_letter in dead_letters],
-        "what has expired is kept, at sweep and at receive",
+        "expired messages are kept by a sweep and by a receive",
     )
     expect_equal(
         {("expired", 0)},
         {(dead_letter.reason, dead_letter.deliveries) for dead_letter in dead_letters},
-        "with the reason",
+        "the dead letter has the reason `expired`",
     )
     expect_equal(
         (b'"received"', "answers"),
         (dead_letters[1].body, dead_letters[1].reply_to),
-        "and its history",
+        "the dead letter has the history of the message",
     )
-    expect_equal(2, mailbox.stats().expired, "and counted")
+    expect_equal(2, mailbox.stats().expired, "expired messages that are kept are counted")
 
 
 def a_message_does_not_expire_while_it_is_held(harness: MailboxHarness) -> None:
@@ -245,17 +247,17 @@ def a_message_does_not_expire_while_it_is_held(harness: MailboxHarness) -> None:
     expect_equal(
         (2, 0),
         (mailbox.stats().leased, mailbox.stats().expired),
-        "a sweep leaves alone what is leased",
+        "a sweep leaves leased messages alone",
     )
     done.acknowledge()
     back.nack()
     mailbox.backend.sweep()
-    expect_equal([], mailbox.receive(), "one that is given back after its time is not handed out")
+    expect_equal([], mailbox.receive(), "a message released after its expiry is not received")
     expect_equal((0, 1), (mailbox.approximate_count(), mailbox.stats().expired), "it has expired")
 
 
 def _make_dead_letters(mailbox: Mailbox[Any], count: int) -> list[str]:
-    """So many letters that died, in that order."""
+    """Make this many dead letters. Return their ids, oldest first."""
     mailbox.send_many(range(count))
     messages = mailbox.receive(max_messages=count)
     outcomes = [
@@ -263,7 +265,7 @@ def _make_dead_letters(mailbox: Mailbox[Any], count: int) -> list[str]:
         for each in messages
     ]
     expect_equal(
-        [True] * count, mailbox.backend.settle(outcomes), "a message that is held can be given up"
+        [True] * count, mailbox.backend.settle(outcomes), "a leased message can be dead-lettered"
     )
     return [message.id for message in messages]
 

@@ -1,4 +1,4 @@
-"""What a check of a mailbox works with."""
+"""The tools of a mailbox check: its own mailboxes, the clocks of the store and assertions."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ JumpClocks = Callable[[Mailbox[Any], float, float], None]
 Transact = Callable[[Callable[[Any], Any]], Any]
 
 TIMEOUT = 60.0
-"""Real seconds after which something that should have happened counts as hanging."""
+"""Real seconds after which a thread or a condition counts as hanging."""
 FOREVER = 40_000.0
 """A wait or a lease that outlasts every check."""
 
 
 class MailboxHarness:
-    """Mailboxes of one check, under names nobody else has, and the clocks of their store.
+    """The mailboxes of one check, under unique names, and the clocks of their store.
 
-    `unit` is the length of time the checks count in: long where clocks can be jumped, as short as
-    is safe where it really passes.
+    `unit` is the length of time in which checks count: long where clocks can be jumped, as short as
+    is safe where real time passes.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class MailboxHarness:
     def open(
         self, name: str = "", body_type: Any = Any, *, limits: MailboxLimits | None = None
     ) -> Mailbox[Any]:
-        """A mailbox; without a name a new one, with one another handle on that."""
+        """Open a new mailbox, or with a name another handle on that mailbox."""
         mailbox = self._factory(name or f"check-{os.urandom(6).hex()}", body_type, limits=limits)
         self._opened.append(mailbox)
         return mailbox
 
     def frozen(self, mailbox: Mailbox[Any]) -> tuple[Mailbox[Any], FakeClock]:
-        """Another handle, whose time stands still: a wait on it ends only because it was woken."""
+        """Open another handle whose clock stands still, so that only a wakeup ends a wait on it."""
         clock = FakeClock()
         handle: Mailbox[Any] = Mailbox(mailbox.name, mailbox.backend, clock=clock)
         self._opened.append(handle)
@@ -77,18 +77,18 @@ class MailboxHarness:
         mailbox.backend.sweep()
 
     def move_clocks(self, mailbox: Mailbox[Any], *, lease: float = 0.0, wall: float = 0.0) -> None:
-        """Move the clocks of the store, in units; one without the other only where they can be
+        """Move the clocks of the store, in units. Moving one alone needs clocks that can be
         jumped.
         """
         if self._jump is None:
-            expect(lease == wall, "the clocks of this store cannot be jumped one by one")
+            expect(lease == wall, "both clocks move together where they cannot be jumped")
             SystemClock().wait(Wakeup(), lease * self.unit)
             return
         self._jump(mailbox, lease * self.unit, wall * self.unit)
         self._jumped = [self._jumped[0] + lease * self.unit, self._jumped[1] + wall * self.unit]
 
     def clean_up(self) -> None:
-        """Leave the store as it was found, but for what is leased."""
+        """Remove all messages and dead letters that are not leased, and restore the clocks."""
         for mailbox in self._opened:
             mailbox.purge()
             mailbox.dead_letters.drop_all()
@@ -98,33 +98,33 @@ class MailboxHarness:
 
 
 def expect(condition: object, rule: str) -> None:
-    """An assert that also holds under -O."""
+    """Raise AssertionError with the rule unless the condition holds, also under -O."""
     if not condition:
-        raise AssertionError(f"not so: {rule}")
+        raise AssertionError(f"rule broken: {rule}")
 
 
 def expect_equal(expected: object, actual: object, rule: str) -> None:
     if expected != actual:
-        raise AssertionError(f"not so: {rule}; expected {expected!r}, got {actual!r}")
+        raise AssertionError(f"rule broken: {rule}; expected {expected!r}, got {actual!r}")
 
 
 def expect_error(kind: type[ErrorT], call: Callable[[], object], rule: str) -> ErrorT:
-    """The error that the call raises, which is of that kind."""
+    """Return the error that the call raises. Raises AssertionError if it is of another kind."""
     try:
         result = call()
     except kind as error:
         return error
     except Exception as error:
         raise AssertionError(
-            f"not so: {rule}; expected {kind.__name__}, got {type(error).__name__}: {error}"
+            f"rule broken: {rule}; expected {kind.__name__}, got {type(error).__name__}: {error}"
         ) from error
-    raise AssertionError(f"not so: {rule}; expected {kind.__name__}, got {result!r}")
+    raise AssertionError(f"rule broken: {rule}; expected {kind.__name__}, got {result!r}")
 
 
 def receive_one(
     mailbox: Mailbox[Any], rule: str = "a message is there", **options: Any
 ) -> Message[Any]:
-    """The one message that is received next."""
+    """Receive the next message. Raises AssertionError unless exactly one is received."""
     messages = mailbox.receive(
         visibility_timeout=options.pop("visibility_timeout", FOREVER), **options
     )
@@ -140,7 +140,7 @@ def claim_rows(
     duration: float = FOREVER,
     selection: RowSelection = RowSelection.ANY,
 ) -> list[ClaimedRow]:
-    """What the engine would be given."""
+    """Claim rows as the engine does."""
     return mailbox.backend.exchange(
         (), owner=owner, limit=want, lease_seconds=duration, selection=selection
     ).claimed
@@ -151,7 +151,7 @@ def row_bodies(claimed: Iterable[ClaimedRow]) -> list[bytes]:
 
 
 def unseen_process() -> Incarnation:
-    """A process that this one cannot see: only the end of its leases says that it is gone."""
+    """Return a process of another host, whose end shows only when its leases end."""
     return replace(Incarnation.current(), namespace=1)
 
 
@@ -180,7 +180,7 @@ def start_thread(work: Callable[[], object]) -> BackgroundThread:
 
 
 def await_thread(thread: BackgroundThread, title: str, *, times: float = 1) -> None:
-    """Wait for its end, so many times the usual patience; what it raised comes out with the
+    """Wait for the end of a thread, for `times` the usual timeout. Raises its error with the
     title.
     """
     clock, patience = SystemClock(), TIMEOUT * times

@@ -1,4 +1,4 @@
-"""Leases: who may still write, whose clock counts, and the order of what comes back."""
+"""Checks of leases: fencing, the clock that ends them, and the order of released messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def a_lapsed_message_is_delivered_again(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     sent = mailbox.send("work")
     receive_one(mailbox, visibility_timeout=harness.unit)
-    expect_equal([], mailbox.receive(), "a leased message is not handed out")
+    expect_equal([], mailbox.receive(), "a leased message is not received")
     harness.move_clocks(mailbox, lease=1.5, wall=1.5)
     again = receive_one(mailbox, "receive() itself finds a lease that has ended")
     expect_equal(
@@ -94,7 +94,7 @@ def a_receipt_is_row_owner_and_term(harness: MailboxHarness) -> None:
             not mailbox.backend.renew_one(claim, lease_seconds=FOREVER),
             f"extending by {claim} is refused",
         )
-    expect_equal(0, mailbox.stats().dead, "a settlement that is refused buries nothing")
+    expect_equal(0, mailbox.stats().dead, "a refused settlement dead-letters nothing")
     message.acknowledge()
 
 
@@ -104,8 +104,8 @@ def settlements_are_made_once(harness: MailboxHarness) -> None:
     done = Settlement(claim=receive_one(mailbox).receipt, outcome=RowOutcome.DONE)
     owner = mailbox.backend.register_owner(Incarnation.current())
     exchange = mailbox.backend.exchange([done, done], owner=owner, limit=1, lease_seconds=FOREVER)
-    expect_equal([True, False], exchange.settled, "a settlement that is repeated is refused")
-    expect_equal([False], mailbox.backend.settle([done]), "also later")
+    expect_equal([True, False], exchange.settled, "a repeated settlement is refused")
+    expect_equal([False], mailbox.backend.settle([done]), "a repeated settlement is refused later")
 
 
 def an_exchange_settles_before_it_claims(harness: MailboxHarness) -> None:
@@ -119,7 +119,7 @@ def an_exchange_settles_before_it_claims(harness: MailboxHarness) -> None:
     expect_equal(
         [leased.item.id],
         [each.item.id for each in exchange.claimed],
-        "an exchange claims what it has just freed",
+        "an exchange claims a message that it has just released",
     )
     expect(exchange.claimed[0].claim.term > leased.claim.term, "every claim raises the term")
     nothing = mailbox.backend.exchange(
@@ -131,7 +131,7 @@ def an_exchange_settles_before_it_claims(harness: MailboxHarness) -> None:
     expect_equal(
         ([True], []),
         (nothing.settled, nothing.claimed),
-        "an exchange that wants nothing claims nothing",
+        "an exchange with limit 0 claims nothing",
     )
 
 
@@ -145,7 +145,7 @@ def extending_prolongs_and_never_shortens(harness: MailboxHarness) -> None:
     expect_equal(
         [],
         mailbox.receive(),
-        "a lease that was extended lasts, and a shorter one takes nothing off",
+        "an extended lease lasts, and a shorter extension does not shorten it",
     )
     harness.pass_time(mailbox, 1.5)
     expect_equal(
@@ -165,19 +165,19 @@ def renewing_prolongs_every_lease_of_one_owner(harness: MailboxHarness) -> None:
     expect_equal(
         {each.claim for each in kept},
         set(mailbox.backend.held(owner=keeper)),
-        "held() tells the leases of one owner",
+        "held() returns the leases of one owner",
     )
     expect_equal(
         3,
         mailbox.backend.renew(owner=keeper, lease_seconds=3 * harness.unit),
-        "renew() prolongs what an owner holds, in any mailbox",
+        "renew() extends the leases of an owner in any mailbox",
     )
     mailbox.backend.renew(owner=keeper, lease_seconds=0)
     harness.pass_time(mailbox, 1.5)
     expect_equal(
         [3],
         bodies(mailbox.receive(max_messages=10)),
-        "renewing never shortens, and prolongs nobody else's",
+        "renew() shortens no lease and extends no lease of another owner",
     )
     settled = mailbox.backend.settle(
         [Settlement(claim=each.claim, outcome=RowOutcome.DONE) for each in kept]
@@ -193,10 +193,10 @@ def skipped_leases_lapse(harness: MailboxHarness) -> None:
     renewed = mailbox.backend.renew(
         owner=owner, lease_seconds=3 * harness.unit, skip=[leased[1].claim]
     )
-    expect_equal(2, renewed, "renew() prolongs all but what it is told to skip")
+    expect_equal(2, renewed, "renew() extends all leases but the skipped ones")
     harness.pass_time(mailbox, 1.5)
     expect_equal(
-        [2], bodies(mailbox.receive(max_messages=10)), "what was skipped lapses, the others do not"
+        [2], bodies(mailbox.receive(max_messages=10)), "skipped leases lapse, the others do not"
     )
 
 
@@ -214,7 +214,7 @@ def a_jump_of_the_wall_clock_does_not_touch_leases(harness: MailboxHarness) -> N
     harness.pass_time(mailbox, 1.5)
     expect_equal(
         2,
-        receive_one(mailbox, "a wall clock that jumps back prolongs no lease").delivery_count,
+        receive_one(mailbox, "a wall clock that jumps back extends no lease").delivery_count,
         "it is delivered again",
     )
 
@@ -225,10 +225,10 @@ def only_the_wall_clock_makes_delays_pass(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     mailbox.send("later", delay_seconds=harness.unit, expires_in=9 * harness.unit)
     harness.move_clocks(mailbox, lease=20)
-    expect_equal([], mailbox.receive(), "the clock of leases makes no delay pass")
+    expect_equal([], mailbox.receive(), "the lease clock ends no delay")
     harness.move_clocks(mailbox, wall=1.5)
     expect_equal(
-        "later", receive_one(mailbox, "the wall clock makes a delay pass").body, "the delayed one"
+        "later", receive_one(mailbox, "the wall clock ends a delay").body, "it is the delayed one"
     )
 
 
@@ -263,13 +263,13 @@ def a_busy_queue_does_not_hide_what_has_lapsed(harness: MailboxHarness) -> None:
         if receive_one(handle).body == "lapsed":
             return
         clock.advance(0.01)
-    raise AssertionError("not so: a message that has lapsed comes back while others are in line")
+    raise AssertionError("rule broken: a lapsed message is received while others are queued")
 
 
 def _redelivered(
     harness: MailboxHarness, mailbox: Mailbox[Any]
 ) -> tuple[Message[Any], Message[Any]]:
-    """Two deliveries of one message: the first has lost its lease to the second."""
+    """Return two deliveries of one message, of which the first has lost its lease."""
     stale = receive_one(mailbox, visibility_timeout=harness.unit)
     harness.pass_time(mailbox, 1.5)
     return stale, receive_one(

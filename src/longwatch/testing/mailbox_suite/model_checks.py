@@ -1,8 +1,8 @@
-"""A mailbox beside a simple model of it: hypothesis looks for a sequence of calls after which the
-two disagree.
+"""Compares a mailbox with a simple model: hypothesis searches for a sequence of calls after which
+the two differ.
 
 The model is a list of messages in the order they were sent, and two clocks that stand still unless
-they are jumped. The mailbox may choose how many of the messages that it could hand out it does.
+they are jumped. A receive of the mailbox may return fewer messages than the model allows.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from longwatch.testing.mailbox_suite.harness import MailboxHarness, expect, expe
 
 LIMITS = MailboxLimits(max_failures=2, max_crashes=3, max_size=8)
 STEP = 10.0
-"""Clocks are jumped by this; leases, delays and expiry end half-way between, so that real time
-does not matter.
+"""Seconds of one clock jump. Leases, delays and expiry end half-way between two jumps, so that real
+time does not matter.
 """
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ModelMessage:
-    """What the model knows about one message."""
+    """One message of the model."""
 
     id: str
     body: int
@@ -42,7 +42,7 @@ class ModelMessage:
 
     @property
     def dead_reason(self) -> str | None:
-        """Which budget it has spent; None if it has spent none."""
+        """The reason of the budget that the message has spent; None if it has spent none."""
         if self.crashes >= LIMITS.max_crashes:
             return "poison"
         return "failed" if self.failures >= LIMITS.max_failures else None
@@ -58,7 +58,7 @@ class ModelMessage:
 
 @dataclass(slots=True)
 class MailboxModel:
-    """A mailbox, as simple as can be."""
+    """The simplest mailbox that keeps the rules."""
 
     queue: list[ModelMessage] = field(default_factory=list)
     dead: dict[str, tuple[str, ModelMessage]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class MailboxModel:
     expired: int = 0
 
     def send(self, entries: list[ModelMessage]) -> list[str]:
-        """The ids, or MailboxFullError."""
+        """Store messages and return their ids. Raises MailboxFullError."""
         ids: list[str] = []
         fresh: list[ModelMessage] = []
         for entry in entries:
@@ -95,7 +95,7 @@ class MailboxModel:
         ]
 
     def deliverable(self, count: int) -> list[ModelMessage]:
-        """What a receive may return at the most: the oldest, a suspect alone."""
+        """Return the most that a receive may return: the oldest messages, or a suspect alone."""
         found: list[ModelMessage] = []
         for entry in self.ready():
             if len(found) == count or (entry.is_suspect and found):
@@ -146,7 +146,7 @@ class MailboxModel:
 
 
 class MailboxWithModel:
-    """A mailbox and its model: every act is done to both, and what they answer is compared."""
+    """A mailbox and its model. Every call goes to both, and their results are compared."""
 
     def __init__(self, harness: MailboxHarness) -> None:
         self.harness = harness
@@ -177,7 +177,7 @@ class MailboxWithModel:
             expected = self.model.send(entries)
         except MailboxFullError:
             expected = None
-        expect_equal(expected, ids, "send_many() answers as the model does")
+        expect_equal(expected, ids, "send_many() returns what the model returns")
 
     def receive(self, count: int, *, lease: float) -> None:
         messages = self.mailbox.receive(max_messages=count, visibility_timeout=lease)
@@ -185,16 +185,16 @@ class MailboxWithModel:
         expect_equal(
             [entry.id for entry in possible[: len(messages)]],
             [message.id for message in messages],
-            "the oldest come first",
+            "receive() returns the oldest messages first",
         )
-        expect(messages or not possible, f"one of {len(possible)} is handed out")
+        expect(messages or not possible, f"receive() returns one of {len(possible)} messages")
         for message, entry in zip(messages, possible, strict=False):
             entry.deliveries += 1
             entry.lease_until = self.model.lease_now + lease
             expect_equal(
                 (entry.body, entry.deliveries),
                 (message.body, message.delivery_count),
-                "it is what the model has",
+                "a received message is that of the model",
             )
             self.held.append((message, entry, entry.deliveries))
 
@@ -204,7 +204,7 @@ class MailboxWithModel:
             expect_equal(
                 SettleResult.SETTLED if current else SettleResult.EXPIRED,
                 verdict,
-                "who holds a message may settle it, nobody else",
+                "only the claimant of a message may settle it",
             )
             if current:
                 self.model.queue.remove(entry)
@@ -214,9 +214,9 @@ class MailboxWithModel:
             try:
                 message.nack(visibility_timeout=delay, reason=reason)
             except ReceiptHandleExpiredError:
-                expect(not current, "who holds a message may give it back")
+                expect(not current, "the claimant of a message may release it")
                 continue
-            expect(current, "a stale receipt gives nothing back")
+            expect(current, "a stale receipt releases nothing")
             entry.lease_until = None
             entry.ready_at = self.model.wall_now + delay if delay else 0.0
             entry.failures += reason is not None
@@ -228,7 +228,7 @@ class MailboxWithModel:
             try:
                 message.extend_visibility(lease)
             except ReceiptHandleExpiredError:
-                expect(not current, "who holds a message may extend its lease")
+                expect(not current, "the claimant of a message may extend its lease")
                 continue
             expect(current, "a stale receipt extends nothing")
             entry.lease_until = max(entry.lease_until or 0.0, self.model.lease_now + lease)
@@ -239,7 +239,7 @@ class MailboxWithModel:
             expect_equal(
                 entry.lease_until is None,
                 self.mailbox.cancel(entry.id),
-                "what is not leased can be cancelled",
+                "a message that is not leased can be cancelled",
             )
             if entry.lease_until is None:
                 self.model.queue.remove(entry)
@@ -254,7 +254,7 @@ class MailboxWithModel:
 
     def purge(self) -> None:
         idle = [entry for entry in self.model.queue if entry.lease_until is None]
-        expect_equal(len(idle), self.mailbox.purge(), "purge() removes all but what is leased")
+        expect_equal(len(idle), self.mailbox.purge(), "purge() removes all but leased messages")
         self.model.queue = [entry for entry in self.model.queue if entry not in idle]
 
     def replay(self, index: int) -> None:
@@ -283,7 +283,7 @@ class MailboxWithModel:
         self.model.jump(lease=lease, wall=wall)
 
     def compare(self) -> None:
-        """After a sweep they stand alike."""
+        """Sweep both, and compare their counts and dead letters."""
         self.mailbox.backend.sweep()
         self.model.sweep()
         stats = self.mailbox.stats()
@@ -298,10 +298,10 @@ class MailboxWithModel:
             for dead_letter in self.mailbox.dead_letters
         ]
         expected = {(reason, entry.history) for reason, entry in self.model.dead.values()}
-        expect_equal(expected, set(dead), "the dead have the model's histories")
+        expect_equal(expected, set(dead), "dead letters have the histories of the model")
 
     def finish(self) -> None:
-        """Leave nothing behind that later runs would have to sweep."""
+        """Settle and remove every message, so that later runs have nothing to sweep."""
         self.mailbox.acknowledge_many([message for message, _, _ in self.held])
         self.mailbox.purge()
         self.mailbox.dead_letters.drop_all()
@@ -328,7 +328,7 @@ class MailboxWithModel:
     def _pick(
         self, index: int, *, keep: bool = False
     ) -> Iterator[tuple[Message[Any], ModelMessage, bool]]:
-        """One delivery, if there is any, and whether it is still its holder's."""
+        """Return one delivery, if there is any, and whether its claim still matches."""
         if self.held:
             place = index % len(self.held)
             message, entry, delivery = self.held[place] if keep else self.held.pop(place)
@@ -341,10 +341,10 @@ class MailboxWithModel:
 
 
 def every_sequence_of_calls_ends_as_in_the_model(harness: MailboxHarness) -> None:
-    """Only where clocks can be jumped."""
+    """Runs only where clocks can be jumped."""
     if not harness.can_jump:
         return
-    from longwatch.testing.mailbox_suite.state_machine import run_state_machine  # noqa: PLC0415 - only who runs the suite needs hypothesis
+    from longwatch.testing.mailbox_suite.state_machine import run_state_machine  # noqa: PLC0415 - only the suite needs hypothesis
 
     run_state_machine(harness)
 

@@ -1,4 +1,4 @@
-"""Receiving, what ends its wait, and what can be done with a delivery."""
+"""Checks of receive and the end of its wait, of acknowledge, nack and replies, and of close."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from longwatch.testing.mailbox_suite.harness import (
 def an_empty_mailbox_gives_nothing_after_the_wait(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     expect_equal([], mailbox.receive(), "receive() from an empty mailbox is empty")
-    expect_equal([], mailbox.receive(wait_time_seconds=0.05), "and it is so after the wait")
+    expect_equal([], mailbox.receive(wait_time_seconds=0.05), "receive() is empty after its wait")
 
 
 def a_receive_never_waits_to_fill_a_batch(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     mailbox.send_many([1, 2, 3])
     received = mailbox.receive(max_messages=10, wait_time_seconds=FOREVER)
-    expect_equal([1, 2, 3], bodies(received), "receive() returns what there is")
+    expect_equal([1, 2, 3], bodies(received), "receive() returns the messages that are ready")
     mailbox.send_many([4, 5])
     expect_equal(
-        [4], bodies(mailbox.receive(max_messages=1)), "receive() takes no more than was asked for"
+        [4], bodies(mailbox.receive(max_messages=1)), "receive() leases no more than max_messages"
     )
 
 
@@ -74,7 +74,7 @@ def closing_wakes_a_receive_at_once(harness: MailboxHarness) -> None:
     handle.close()
     for thread in waiting:
         await_thread(thread, "close() wakes every receive that waits")
-    expect_equal([], received, "a receive that was closed returns nothing")
+    expect_equal([], received, "a receive that close() ended returns nothing")
 
 
 def a_cancel_token_wakes_a_receive_at_once(harness: MailboxHarness) -> None:
@@ -88,10 +88,10 @@ def a_cancel_token_wakes_a_receive_at_once(harness: MailboxHarness) -> None:
     expect_equal(
         [],
         mailbox.receive(cancel=token, wait_time_seconds=FOREVER),
-        "a token that is cancelled takes nothing",
+        "a receive with a cancelled token leases nothing",
     )
     expect_equal(
-        "kept", receive_one(mailbox).body, "what a cancelled receive left is there for others"
+        "kept", receive_one(mailbox).body, "a cancelled receive leaves the messages to others"
     )
 
 
@@ -108,7 +108,7 @@ def a_replayed_dead_letter_wakes_a_receive_at_once(harness: MailboxHarness) -> N
     mailbox = harness.open("", int)
     text = harness.open(mailbox.name)
     dead = text.send("no number")
-    expect_equal([], mailbox.receive(), "a body that cannot be read is not handed out")
+    expect_equal([], mailbox.receive(), "a body that cannot be decoded is not received")
     expect_equal(
         ["no number"],
         bodies(_woken_by(harness, text, lambda: mailbox.dead_letters.replay(dead))),
@@ -122,7 +122,7 @@ def an_acknowledged_message_is_gone_and_final(harness: MailboxHarness) -> None:
     message = receive_one(mailbox)
     message.acknowledge()
     expect(message.is_finalized, "an acknowledged message is finalized")
-    expect_equal(0, mailbox.approximate_count(), "an acknowledged message is gone")
+    expect_equal(0, mailbox.approximate_count(), "an acknowledged message is removed")
     _expect_final(message)
 
 
@@ -140,8 +140,8 @@ def a_message_given_back_comes_again_and_its_first_delivery_is_final(
         (second.id, second.body, second.delivery_count),
         "a nacked message is delivered again",
     )
-    expect(first.receipt != second.receipt, "every delivery has a receipt of its own")
-    expect_equal(first.enqueued_at, second.enqueued_at, "it keeps the time it was sent at")
+    expect(first.receipt != second.receipt, "every delivery has its own receipt")
+    expect_equal(first.enqueued_at, second.enqueued_at, "a message keeps the time it was sent")
 
 
 def a_message_given_back_with_a_timeout_waits_for_it(harness: MailboxHarness) -> None:
@@ -149,16 +149,16 @@ def a_message_given_back_with_a_timeout_waits_for_it(harness: MailboxHarness) ->
     mailbox.send("later")
     receive_one(mailbox).nack(visibility_timeout=harness.unit, reason="not now")
     expect_equal(
-        [], mailbox.receive(), "a message nacked with a timeout is not delivered before it"
+        [], mailbox.receive(), "a message nacked with a timeout is not delivered before its end"
     )
     expect_equal(1, mailbox.stats().delayed, "it is delayed")
     harness.move_clocks(mailbox, lease=1.5, wall=1.5)
     expect_equal(
         2,
         receive_one(
-            mailbox, "a message nacked with a timeout is delivered after it"
+            mailbox, "a message nacked with a timeout is delivered after its end"
         ).delivery_count,
-        "the second time",
+        "this is its second delivery",
     )
 
 
@@ -175,11 +175,9 @@ def acknowledging_many_says_for_each_how_it_went(harness: MailboxHarness) -> Non
         SettleResult.EXPIRED,
         SettleResult.SETTLED,
     ]
-    expect_equal(expected, verdicts, "acknowledge_many() gives a verdict for each, in order")
-    expect(all(message.is_finalized for message in messages), "all of them are finalized")
-    expect_equal(
-        [2], bodies(mailbox.receive(max_messages=4)), "only the one that was given back is left"
-    )
+    expect_equal(expected, verdicts, "acknowledge_many() returns a result for each, in order")
+    expect(all(message.is_finalized for message in messages), "all messages are finalized")
+    expect_equal([2], bodies(mailbox.receive(max_messages=4)), "only the released message is left")
     expect_equal([], mailbox.acknowledge_many([]), "acknowledging nothing is allowed")
 
 
@@ -201,26 +199,28 @@ def a_reply_without_an_address_is_refused(harness: MailboxHarness) -> None:
     expect_error(
         ReplyNotAvailableError,
         lambda: receive_one(mailbox).reply(1),
-        "a message without reply_to takes no reply",
+        "reply() to a message without reply_to is refused",
     )
     elsewhere: Mailbox[Any] = Mailbox("elsewhere", MemoryStore().backend("elsewhere"))
     expect_error(
         UnsupportedError,
         lambda: mailbox.send(1, reply_to=elsewhere),
-        "a mailbox of another store takes no reply",
+        "a reply_to of another store is refused",
     )
-    expect_error(InvalidParameterError, lambda: mailbox.send(1, reply_to=""), "no name is no place")
-    expect_equal(1, mailbox.approximate_count(), "what was refused is not sent")
+    expect_error(
+        InvalidParameterError, lambda: mailbox.send(1, reply_to=""), "empty reply_to is refused"
+    )
+    expect_equal(1, mailbox.approximate_count(), "a refused send stores nothing")
 
 
 def a_closed_mailbox_takes_no_more_but_loses_nothing(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     mailbox.send_many(["held", "kept"])
     held = receive_one(mailbox)
-    expect(not mailbox.closed, "a mailbox is open")
+    expect(not mailbox.closed, "a new mailbox is open")
     mailbox.close()
     mailbox.close()
-    expect(mailbox.closed, "a closed mailbox says so")
+    expect(mailbox.closed, "closed is True after close()")
     expect_error(MailboxClosedError, lambda: mailbox.send(1), "send() after close() is refused")
     expect_error(
         MailboxClosedError, lambda: mailbox.send_many([1]), "send_many() after close() is refused"
@@ -231,7 +231,7 @@ def a_closed_mailbox_takes_no_more_but_loses_nothing(harness: MailboxHarness) ->
     expect_equal(
         ["kept"],
         bodies(again.receive(max_messages=10)),
-        "the messages of a closed mailbox stay, but what was settled",
+        "the messages of a closed mailbox stay, without the settled ones",
     )
 
 
@@ -242,8 +242,8 @@ def _woken_by(
     *,
     cancel: CancelToken | None = None,
 ) -> list[Message[Any]]:
-    """What a receive returns that waits while the act is done; its clock stands still, so that
-    nothing else ends it.
+    """Call `act` while a receive waits, and return what it receives. Its clock stands still, so
+    that only a wakeup ends the wait.
     """
     handle, clock = harness.frozen(mailbox)
     received: list[Message[Any]] = []

@@ -1,4 +1,4 @@
-"""Failures, crashes and releases, what they spend, and when a message is given up."""
+"""Checks of failures, crashes and releases, of their budgets, and of messages that are given up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from longwatch.testing.mailbox_suite.harness import (
 )
 
 FIRST_RETRY = (5.0, 15.0)
-"""The first retry comes after 10 s, more or less."""
+"""The first retry comes after 10 s plus or minus jitter."""
 
 
 def a_message_given_back_without_a_reason_spends_nothing(harness: MailboxHarness) -> None:
@@ -37,7 +37,7 @@ def a_message_given_back_without_a_reason_spends_nothing(harness: MailboxHarness
     for _ in range(20):
         receive_one(mailbox, "a release spends nothing").nack()
     expect_equal(21, receive_one(mailbox).delivery_count, "every delivery is counted")
-    expect_equal(0, len(mailbox.dead_letters), "nothing was given up")
+    expect_equal(0, len(mailbox.dead_letters), "releases dead-letter no message")
 
 
 def a_message_that_fails_too_often_is_given_up_at_once(harness: MailboxHarness) -> None:
@@ -50,27 +50,27 @@ def a_message_that_fails_too_often_is_given_up_at_once(harness: MailboxHarness) 
     expect_equal(
         (0, 0, 1),
         (mailbox.stats().ready, mailbox.stats().delayed, mailbox.stats().dead),
-        "a message that failed too often is dead with its last failure",
+        "a message is dead-lettered with its last failure",
     )
-    expect_equal([], mailbox.receive(), "a message whose failures are spent is not handed out")
+    expect_equal([], mailbox.receive(), "a message that spent its failures is not received")
     dead_letter = only_dead_letter(mailbox)
     expect_equal(
         ("failed", "ValueError: 2"),
         (dead_letter.reason, dead_letter.error),
-        "the dead letter tells the reason and the last error",
+        "the dead letter has the reason and the last error",
     )
     expect_equal(
         (3, 3, 0, 0),
         (dead_letter.deliveries, dead_letter.failures, dead_letter.crashes, dead_letter.releases),
-        "and the counters",
+        "the dead letter has the counters",
     )
     expect_equal(
         (mailbox.name, "answers", b'"work"'),
         (dead_letter.mailbox, dead_letter.reply_to, dead_letter.body),
-        "and what it was",
+        "the dead letter has the mailbox, reply_to and the body",
     )
-    expect(dead_letter.enqueued_at <= dead_letter.died_at, "and when")
-    expect_equal(0, mailbox.approximate_count(), "a dead letter is not in the line any more")
+    expect(dead_letter.enqueued_at <= dead_letter.died_at, "it died after it was sent")
+    expect_equal(0, mailbox.approximate_count(), "a dead letter is not in the queue")
 
 
 def a_message_that_lapses_too_often_is_poison(harness: MailboxHarness) -> None:
@@ -84,16 +84,16 @@ def a_message_that_lapses_too_often_is_poison(harness: MailboxHarness) -> None:
     expect_equal(
         (0, 1),
         (mailbox.stats().ready, mailbox.stats().dead),
-        "the sweep that counts the last crash says that it is poison",
+        "the sweep that counts the last crash dead-letters it as poison",
     )
     expect_equal(
-        [], mailbox.receive(), "a message that has crashed three processes is not handed out"
+        [], mailbox.receive(), "a message that has crashed three processes is not received"
     )
     dead_letter = only_dead_letter(mailbox)
     expect_equal(
         ("poison", 3, 3, 0),
         (dead_letter.reason, dead_letter.deliveries, dead_letter.crashes, dead_letter.failures),
-        "it is poison",
+        "the reason is poison",
     )
 
 
@@ -108,12 +108,12 @@ def failures_crashes_and_releases_are_counted_apart(harness: MailboxHarness) -> 
     receive_one(mailbox, "two failures and two crashes are not three of one").nack(
         reason="the last"
     )
-    expect_equal([], mailbox.receive(), "three failures are")
+    expect_equal([], mailbox.receive(), "three failures spend the budget")
     dead_letter = only_dead_letter(mailbox)
     expect_equal(
         (7, 3, 2, 2),
         (dead_letter.deliveries, dead_letter.failures, dead_letter.crashes, dead_letter.releases),
-        "each has its counter",
+        "failures, crashes and releases have their own counters",
     )
 
 
@@ -123,9 +123,9 @@ def spent_messages_do_not_hold_up_the_rest(harness: MailboxHarness) -> None:
     for message in mailbox.receive(max_messages=5):
         message.nack(reason="no")
     expect_equal(
-        ["good"], bodies(mailbox.receive(max_messages=1)), "receive() gets what is not spent"
+        ["good"], bodies(mailbox.receive(max_messages=1)), "receive() skips spent messages"
     )
-    expect_equal(5, len(mailbox.dead_letters), "all of the spent are dead")
+    expect_equal(5, len(mailbox.dead_letters), "all spent messages are dead-lettered")
 
 
 def only_rows_that_had_started_are_blamed(harness: MailboxHarness) -> None:
@@ -159,33 +159,33 @@ def an_undecodable_body_is_dead_lettered_and_the_rest_goes_on(harness: MailboxHa
     expect_equal(
         [7],
         bodies(mailbox.receive(wait_time_seconds=1)),
-        "a receive goes on past what it cannot read",
+        "a receive skips bodies that it cannot decode",
     )
     dead_letters = {dead_letter.id: dead_letter for dead_letter in mailbox.dead_letters}
-    expect_equal({garbage, text}, set(dead_letters), "what cannot be read is dead")
+    expect_equal({garbage, text}, set(dead_letters), "undecodable bodies are dead-lettered")
     expect_equal(
         (b"\xff{", b'"text"'),
         (dead_letters[garbage].body, dead_letters[text].body),
-        "with its body as it was",
+        "the dead letter has the original body",
     )
     expect_equal(
         {"undecodable"},
         {dead_letter.reason for dead_letter in dead_letters.values()},
-        "with the reason",
+        "the reason is undecodable",
     )
     expect(
         "int" in (dead_letters[text].error or ""),
-        f"the error says what was expected: {dead_letters[text].error}",
+        f"the error names the expected type: {dead_letters[text].error}",
     )
     expect_equal(
         (1, 0, "answers"),
         (dead_letters[text].deliveries, dead_letters[text].failures, dead_letters[text].reply_to),
-        "and its history",
+        "the dead letter has the history of the message",
     )
 
 
 def a_handler_that_raises_is_tried_again_after_the_backoff(harness: MailboxHarness) -> None:
-    """With the engine, whose first retry comes after 10 s and some jitter: only where clocks can
+    """Runs the engine, whose first retry comes after 10 s and some jitter, so only where clocks can
     be jumped.
     """
     if not harness.can_jump:
@@ -211,9 +211,9 @@ def a_handler_that_raises_is_tried_again_after_the_backoff(harness: MailboxHarne
         harness.move_clocks(mailbox, wall=1)
         wait_until(
             lambda: called.is_set() and mailbox.approximate_count() == 0,
-            "it is tried again, and acknowledged",
+            "the message is retried and acknowledged",
         )
-    expect_equal(0, len(mailbox.dead_letters), "one failure is not the end")
+    expect_equal(0, len(mailbox.dead_letters), "one failure does not dead-letter a message")
 
 
 def a_permanent_error_is_the_end(harness: MailboxHarness) -> None:
@@ -226,11 +226,11 @@ def a_permanent_error_is_the_end(harness: MailboxHarness) -> None:
     with Engine(mailbox.backend, MessageRunner(mailbox, handle), policy=EnginePolicy(slots=1)):
         wait_until(
             lambda: len(mailbox.dead_letters) == 1,
-            "a message whose handler raised a permanent error is dead",
+            "a message whose handler raised a permanent error is dead-lettered",
         )
     dead_letter = only_dead_letter(mailbox)
     expect_equal(
-        ("permanent", 1), (dead_letter.reason, dead_letter.deliveries), "it is not tried again"
+        ("permanent", 1), (dead_letter.reason, dead_letter.deliveries), "it is not retried"
     )
     expect("never" in (dead_letter.error or ""), f"the error is kept: {dead_letter.error}")
 
@@ -242,8 +242,8 @@ def _expect_blame(
     crashes: list[int],
     lost: Sequence[int] = (0, 0),
 ) -> None:
-    """Two rows are leased by an owner with a page. Its process is gone and its leases lapse: how
-    often has each row crashed, and how often was it lost?
+    """Lease two rows to an owner with a beat page, end its process and let its leases lapse. Expect
+    these crashes and losses of each row.
     """
     mailbox = harness.open()
     mailbox.send_many([1, 2])
@@ -258,7 +258,7 @@ def _expect_blame(
     expect_equal(
         (crashes, list(lost)),
         ([item.crashes for item in found], [item.lost for item in found]),
-        "only what had started when its process died is blamed",
+        "only rows that had started when their process died are blamed",
     )
 
 

@@ -1,4 +1,4 @@
-"""Sending: what is stored, and what is refused."""
+"""Checks of send and send_many: stored messages and refused ones."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def a_sent_message_is_received_as_it_was_sent(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     sent = mailbox.send({"a": [1, None]})
     message = receive_one(mailbox)
-    expect_equal(sent, message.id, "the id that send() returns is the message's")
-    expect_equal({"a": [1, None]}, message.body, "the body is what was sent")
+    expect_equal(sent, message.id, "send() returns the id of the message")
+    expect_equal({"a": [1, None]}, message.body, "the body is received as it was sent")
     expect_equal(1, message.delivery_count, "the first delivery counts 1")
     expect_equal(0.0, message.enqueued_at.utcoffset().total_seconds(), "enqueued_at is in UTC")  # type: ignore[union-attr]
     expect_equal(None, message.reply_to, "reply_to is None unless it was given")
@@ -75,8 +75,8 @@ def messages_sent_together_arrive_in_order_each_with_its_id(harness: MailboxHarn
     messages = mailbox.receive(max_messages=MAX_MESSAGES)
     expect_equal(list(range(MAX_MESSAGES)), bodies(messages), "send_many() keeps the order")
     expect_equal(sent, [message.id for message in messages], "send_many() returns the ids in order")
-    expect_equal(MAX_MESSAGES, len(set(sent)), "every message has an id of its own")
-    expect_equal([], mailbox.send_many([]), "sending nothing is allowed")
+    expect_equal(MAX_MESSAGES, len(set(sent)), "every message has its own id")
+    expect_equal([], mailbox.send_many([]), "send_many() of no bodies is allowed")
 
 
 def plain_bodies_come_back_as_they_were(harness: MailboxHarness) -> None:
@@ -108,7 +108,7 @@ def a_batch_is_stored_whole_or_not_at_all(harness: MailboxHarness) -> None:
     expect_error(
         SerializationError,
         lambda: mailbox.send_many([1, object()]),
-        "a body that cannot be written is refused",
+        "a body that cannot be encoded is refused",
     )
     expect_error(
         InvalidParameterError,
@@ -120,11 +120,11 @@ def a_batch_is_stored_whole_or_not_at_all(harness: MailboxHarness) -> None:
         lambda: mailbox.send_many([1, 2, 3, 4]),
         "a batch that does not fit is refused",
     )
-    expect_equal(0, mailbox.approximate_count(), "of a batch that is refused nothing is stored")
+    expect_equal(0, mailbox.approximate_count(), "a refused batch stores nothing")
     expect_error(
         InvalidParameterError,
         lambda: mailbox.send_many([1, 2], dedupe_keys=["a"]),
-        "keys are one for each body",
+        "there must be one key for each body",
     )
 
 
@@ -134,7 +134,7 @@ def a_full_mailbox_counts_what_is_leased_and_delayed(harness: MailboxHarness) ->
     held = receive_one(mailbox)
     first = mailbox.send("later", delay_seconds=harness.unit, dedupe_key="k")
     expect_error(
-        MailboxFullError, lambda: mailbox.send("more"), "max_size counts the leased and the delayed"
+        MailboxFullError, lambda: mailbox.send("more"), "max_size counts leased and delayed ones"
     )
     expect_equal(first, mailbox.send("again", dedupe_key="k"), "a repeated key needs no room")
     held.acknowledge()
@@ -146,7 +146,7 @@ def what_has_expired_makes_room(harness: MailboxHarness) -> None:
     mailbox.send("old", expires_in=harness.unit)
     harness.move_clocks(mailbox, lease=1.5, wall=1.5)
     mailbox.send("new")
-    expect_equal("new", receive_one(mailbox).body, "a message that has expired takes no room")
+    expect_equal("new", receive_one(mailbox).body, "an expired message takes no room")
 
 
 def a_repeated_key_returns_the_first_id_while_it_is_queued_or_leased(
@@ -156,21 +156,23 @@ def a_repeated_key_returns_the_first_id_while_it_is_queued_or_leased(
     first = mailbox.send(1, dedupe_key="k")
     expect_equal(first, mailbox.send(2, dedupe_key="k"), "the key of a queued message gives its id")
     expect_equal(
-        [first, first], mailbox.send_many([3, 4], dedupe_keys=["k", "k"]), "also in a batch"
+        [first, first],
+        mailbox.send_many([3, 4], dedupe_keys=["k", "k"]),
+        "keys of queued messages give their id in a batch too",
     )
     message = receive_one(mailbox)
     expect_equal(first, mailbox.send(5, dedupe_key="k"), "the key of a leased message gives its id")
     expect_equal([], mailbox.receive(), "nothing was stored for a repeated key")
     message.nack()
     expect_equal(
-        first, mailbox.send(6, dedupe_key="k"), "the key holds when the message comes back"
+        first, mailbox.send(6, dedupe_key="k"), "the key holds after the message is released"
     )
     other = mailbox.send(7, dedupe_key="other")
-    expect(other != first, "another key is another message")
+    expect(other != first, "another key stores another message")
     receive_one(mailbox).acknowledge()
     expect(mailbox.send(8, dedupe_key="k") != first, "the key is free once the message is settled")
     expect_equal(
-        [7, 8], bodies(mailbox.receive(max_messages=10)), "what was sent with a free key is stored"
+        [7, 8], bodies(mailbox.receive(max_messages=10)), "a message with a free key is stored"
     )
 
 
@@ -179,7 +181,7 @@ def keys_in_one_batch_and_in_two_mailboxes(harness: MailboxHarness) -> None:
     one, two, three = mailbox.send_many([1, 2, 3], dedupe_keys=["k", "k", None])
     expect_equal(one, two, "a key repeated within a batch gives the first id")
     expect(three != one, "a message without a key is always new")
-    expect(other.send(1, dedupe_key="k") != one, "keys are a mailbox's own")
+    expect(other.send(1, dedupe_key="k") != one, "each mailbox has its own keys")
     expect_equal([1, 3], bodies(mailbox.receive(max_messages=10)), "each key is stored once")
 
 
@@ -189,16 +191,14 @@ def a_key_is_free_when_its_message_is_cancelled_dead_or_expired(harness: Mailbox
     mailbox.cancel(cancelled)
     dead = mailbox.send(2, dedupe_key="k")
     receive_one(mailbox).nack(reason="no")
-    expect_equal([], mailbox.receive(), "a message that has failed too often is not handed out")
+    expect_equal([], mailbox.receive(), "a message that spent its failures is not received")
     expired = mailbox.send(3, dedupe_key="k", expires_in=harness.unit)
     harness.move_clocks(mailbox, lease=1.5, wall=1.5)
     last = mailbox.send(4, dedupe_key="k")
     expect_equal(
-        4, len({cancelled, dead, expired, last}), "a key is free after a cancel, a death, an expiry"
+        4, len({cancelled, dead, expired, last}), "a cancel, a dead letter, an expiry free the key"
     )
-    expect_equal(
-        4, receive_one(mailbox).body, "a message that has expired never stands for a new one"
-    )
+    expect_equal(4, receive_one(mailbox).body, "an expired message does not replace a new one")
 
 
 def a_delayed_message_is_not_received_before_its_time(harness: MailboxHarness) -> None:
@@ -206,19 +206,19 @@ def a_delayed_message_is_not_received_before_its_time(harness: MailboxHarness) -
     mailbox.send("later", delay_seconds=harness.unit)
     mailbox.send("now")
     expect_equal(
-        ["now"], bodies(mailbox.receive(max_messages=10)), "a delayed message is not handed out"
+        ["now"], bodies(mailbox.receive(max_messages=10)), "a delayed message is not received"
     )
-    expect_equal([], mailbox.receive(), "a delayed message is not handed out")
+    expect_equal([], mailbox.receive(), "a delayed message is not received before its time")
     due = mailbox.backend.next_due()
     expect(
         due is not None and 0 < due <= harness.unit,
-        f"next_due() is the time until it is, not {due}",
+        f"next_due() is the time until a message is due, not {due}",
     )
     harness.move_clocks(mailbox, lease=1.5, wall=1.5)
     expect_equal(
         "later",
-        receive_one(mailbox, "a delayed message is handed out when its time has come").body,
-        "the delayed one",
+        receive_one(mailbox, "a delayed message is received when it is due").body,
+        "it is the delayed message",
     )
     expect_equal(None, mailbox.backend.next_due(), "next_due() is None when nothing is delayed")
 
@@ -251,7 +251,7 @@ def values_outside_their_bounds_are_refused_by_name(harness: MailboxHarness) -> 
         )
         expect(name in str(error), f"the error names {name}: {error}")
     message.extend_visibility(MAX_VISIBILITY_SECONDS)
-    expect_equal(1, mailbox.approximate_count(), "a call that is refused changes nothing")
+    expect_equal(1, mailbox.approximate_count(), "a refused call changes nothing")
 
 
 def values_at_their_bounds_are_taken(harness: MailboxHarness) -> None:
@@ -260,7 +260,7 @@ def values_at_their_bounds_are_taken(harness: MailboxHarness) -> None:
     mailbox.send(1, delay_seconds=MAX_DELAY_SECONDS, expires_in=MAX_DELAY_SECONDS)
     message = receive_one(mailbox, visibility_timeout=MAX_VISIBILITY_SECONDS, wait_time_seconds=0)
     message.nack(visibility_timeout=MAX_VISIBILITY_SECONDS)
-    expect_equal(2, mailbox.stats().delayed, "both are delayed")
+    expect_equal(2, mailbox.stats().delayed, "both messages are delayed")
 
 
 CHECKS = (

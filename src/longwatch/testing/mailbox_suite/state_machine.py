@@ -1,4 +1,4 @@
-"""The state machine that drives a mailbox and its model; it imports hypothesis."""
+"""The hypothesis state machine that drives a mailbox and its model."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ STEPS = st.sampled_from([0.0, STEP, 2 * STEP])
 def call(
     method: Callable[..., None], **arguments: st.SearchStrategy[Any]
 ) -> st.SearchStrategy[ModelCall]:
-    """A call of one method with arguments drawn; it shows as what it is when a run that failed
-    is printed.
-    """
+    """Draw a call of one method with its arguments, which a failed run prints."""
     return st.builds(partial, st.just(method), **arguments)
 
 
@@ -69,7 +67,9 @@ MODEL_CALLS: st.SearchStrategy[ModelCall] = st.sampled_from(
 
 
 def run_state_machine(harness: MailboxHarness, *, runs: settings | None = None) -> None:
-    """By default fewer runs than the profile in force gives a test, because each is many calls."""
+    """Run the state machine. The default is fewer runs than the hypothesis profile sets, because
+    each run is many calls.
+    """
     few = settings(max_examples=max(settings().max_examples // 4, 1), stateful_step_count=40)
 
     class Machine(MailboxStateMachine):
@@ -80,7 +80,7 @@ def run_state_machine(harness: MailboxHarness, *, runs: settings | None = None) 
 
 
 class MailboxStateMachine(RuleBasedStateMachine):
-    """One rule for every act, so that each comes as often as its weight says."""
+    """Has one rule for all calls, so that each is drawn as often as its weight says."""
 
     def __init__(self, harness: MailboxHarness) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Sends and settlements that commit with the caller's own work, or are refused where there are
-no transactions.
+"""Checks of sends and settlements that commit with the caller's own work, or are refused in stores
+without transactions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def what_is_no_transaction_of_the_store_is_refused(harness: MailboxHarness) -> N
         lambda: mailbox.acknowledge_many([], tx=object()),
         "acknowledge_many(tx=) is refused",
     )
-    expect_equal(0, mailbox.approximate_count(), "what is refused is not sent")
+    expect_equal(0, mailbox.approximate_count(), "a refused send stores nothing")
 
 
 def what_is_rolled_back_was_never_sent_nor_settled(harness: MailboxHarness) -> None:
@@ -47,24 +47,24 @@ def what_is_rolled_back_was_never_sent_nor_settled(harness: MailboxHarness) -> N
         raise RolledBackError
 
     expect_error(
-        RolledBackError, lambda: transact(fail), "what the caller raises comes out of transact()"
+        RolledBackError, lambda: transact(fail), "transact() raises the error of the caller"
     )
     stats = mailbox.stats()
     expect_equal(
         (0, 1),
         (stats.ready, stats.leased),
-        "of a transaction that failed nothing is sent and nothing settled",
+        "a failed transaction sends and settles nothing",
     )
     expect_equal(
         False,
         message.is_finalized,
-        "a message that was settled in a transaction that failed can still be settled",
+        "a message that was settled in a failed transaction can still be settled",
     )
     harness.pass_time(mailbox, 1.5)
     expect_equal(
         "work",
         receive_one(mailbox).body,
-        "a message that was settled in a transaction that failed comes back",
+        "a message that was settled in a failed transaction is delivered again",
     )
 
 
@@ -81,21 +81,21 @@ def what_is_committed_is_sent_and_settled_together(harness: MailboxHarness) -> N
         verdicts.extend(mailbox.acknowledge_many([message], tx=tx))
 
     transact(follow_up)
-    expect_equal([SettleResult.SETTLED], verdicts, "settling in a transaction gives verdicts")
+    expect_equal([SettleResult.SETTLED], verdicts, "settling in a transaction returns results")
     expect_equal(
         True,
         message.is_finalized,
-        "a message that was settled in a transaction is finalized once it is committed",
+        "a message that was settled in a transaction is finalized by its commit",
     )
     expect_equal(
         0,
         mailbox.approximate_count(),
-        "what was settled in a transaction is gone once it is committed",
+        "a message that was settled in a transaction is removed by its commit",
     )
     expect_equal(
         "next",
         receive_one(other).body,
-        "what was sent in a transaction is there once it is committed",
+        "a message that was sent in a transaction is received after its commit",
     )
 
 
@@ -109,11 +109,11 @@ def a_commit_wakes_a_receive_that_waits(harness: MailboxHarness) -> None:
     clock.await_parked(1)
     transact(lambda tx: mailbox.send("news", tx=tx))
     await_thread(waiting, "a commit wakes a receive that waits")
-    expect_equal(["news"], bodies(received), "the receive returns what was committed")
+    expect_equal(["news"], bodies(received), "the receive returns the committed message")
 
 
 class RolledBackError(Exception):
-    """What the caller's own code raises."""
+    """Raised by the caller's own code inside a transaction."""
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""Targets that live on without their supervisor, and targets that cannot."""
+"""Checks of targets that survive their supervisor, and of targets that cannot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from longwatch.testing.target_suite.kit import (
 )
 
 _CLOCK_TOLERANCE = 1.0
-"""Seconds by which the times of an adopted life may be off."""
+"""Seconds by which the times of an adopted target may be wrong."""
 
 
 async def there_is_nothing_to_adopt_before_a_start_and_after_an_end(kit: TargetKit) -> None:
@@ -40,9 +40,9 @@ async def there_is_nothing_to_adopt_before_a_start_and_after_an_end(kit: TargetK
 
 async def a_life_that_cannot_go_on_alone_is_neither_adopted_nor_detached(kit: TargetKit) -> None:
     subject, live = await kit.start(TargetBehaviour.RUNS)
-    expect_equal(False, live.detach(), "detach() is False if it cannot live without us")
+    expect_equal(False, live.detach(), "detach() is False if it cannot outlive its supervisor")
     expect(live.is_running, "it runs on")
-    expect_equal(None, await _adopt_any(subject), "adopt() is None if it cannot live without us")
+    expect_equal(None, await _adopt_any(subject), "adopt() is None if it cannot outlive it")
     end, _ = await subject.time_stop(live, StopPolicy(grace=LONG))
     expect_equal(TERM_CODE, end.cause.exit_code, "it can still be stopped")
     expect(not end.detached, "it was not detached")
@@ -109,7 +109,7 @@ async def detach_leaves_it_running_and_ends_every_wait(kit: TargetKit) -> None:
     before = await subject.processes()
     waiting = asyncio.ensure_future(live.wait())
     await turn_loop(3)
-    expect_equal(True, live.detach(), "detach() is True if it can live without us")
+    expect_equal(True, live.detach(), "detach() is True if it can outlive its supervisor")
     end = await within(waiting, "wait() returns after detach()")
     expect(end.detached, "the end says that it was detached")
     late = await within(live.wait(), "a late wait() returns at once")
@@ -128,7 +128,7 @@ async def _adopt_any(subject: Subject) -> LiveTarget | None:
 async def _adopt(subject: Subject) -> LiveTarget:
     adopted = await _adopt_any(subject)
     if adopted is None:
-        raise AssertionError("not so: adopt() finds what an earlier supervisor left running")
+        raise AssertionError("rule broken: adopt() finds a target that an earlier supervisor left")
     return adopted
 
 

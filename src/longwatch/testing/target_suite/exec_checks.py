@@ -1,4 +1,4 @@
-"""Commands that run where the target runs, and probe scripts."""
+"""Checks of commands that run inside the target, and of probe scripts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from longwatch.testing.target_suite.kit import (
 
 _NOT_FOUND_CODES = {126, 127}
 _TIMEOUT = 1.0
-"""What `exec` is given; a kind that cannot be reached kills by itself after that."""
+"""The timeout of `exec`, after which a kind that cannot be reached kills the command itself."""
 _CANCEL_TURNS = (0, 1, 2, 3, 5, 8)
 
 
@@ -52,14 +52,14 @@ async def the_output_of_a_command_goes_to_its_own_sink(kit: TargetKit) -> None:
     subject, live = await kit.start(TargetBehaviour.RUNS)
     cause, output = await _exec(live, PRINT_COMMAND)
     expect_equal(EndCause.exit(0), cause, "exec() gives the exit code")
-    expect_equal(["error", "one", "two"], sorted(output.lines), "all lines are there by its end")
-    expect(output.lines.index("one") < output.lines.index("two"), "they are in order")
-    expect_equal(["ready"], subject.output.lines, "they are no output of the target")
+    expect_equal(["error", "one", "two"], sorted(output.lines), "exec() returns after all lines")
+    expect(output.lines.index("one") < output.lines.index("two"), "the lines are in order")
+    expect_equal(["ready"], subject.output.lines, "the lines are no output of the target")
 
 
 async def a_command_that_does_not_exist_is_told_apart(kit: TargetKit) -> None:
-    """SpawnError, or exit 126 or 127: a kind that runs commands through a runtime, or under
-    `timeout`, knows no more than what a shell would report.
+    """exec() raises SpawnError or returns exit 126 or 127, as a kind does that runs commands
+    through a runtime or under `timeout`.
     """
     subject, live = await kit.start(TargetBehaviour.RUNS)
     before = await subject.processes()
@@ -98,7 +98,7 @@ async def a_command_cancelled_as_it_starts_leaves_no_process(kit: TargetKit) -> 
 
 
 async def a_command_runs_while_the_target_is_being_stopped(kit: TargetKit) -> None:
-    """Its exit code, or SpawnError of a kind that refuses; it neither hangs nor ends the stop."""
+    """exec() returns the exit code, or raises SpawnError. It neither hangs nor ends the stop."""
     subject, live = await kit.start(TargetBehaviour.REPORTS_SIGNALS)
     live.begin_stop(StopPolicy(grace=LONG))
     await subject.output.wait_for("signal 15")
@@ -126,7 +126,7 @@ async def the_end_of_the_target_leaves_no_command(kit: TargetKit) -> None:
 
 
 async def a_command_after_the_end_is_answered(kit: TargetKit) -> None:
-    """How it ended, or SpawnError: it is run, or it is refused."""
+    """exec() returns how the command ended, or raises SpawnError."""
     subject, live = await kit.start(TargetBehaviour.RUNS)
     await subject.kill()
     await within(live.wait(), "wait() returns once it was killed from outside")
@@ -168,7 +168,7 @@ def _begin_exec(
 
 
 async def _expect_no_more(subject: Subject, count: int, rule: str) -> None:
-    """At once, or as soon as the kind has to have killed it by itself."""
+    """Expect so many processes at once, or when the kind must have killed the command itself."""
     outlives = subject.harness.exec_outlives
     await subject.expect_processes(
         count, rule, within_seconds=_TIMEOUT + outlives if outlives else 0.0

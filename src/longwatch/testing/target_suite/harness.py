@@ -1,4 +1,4 @@
-"""What a kind of target has to offer so that `check_target` can certify it."""
+"""The interface that a kind of target implements so that `check_target` can check it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longwatch.supervisor.target import Target
 
 
 class TargetBehaviour(StrEnum):
-    """What a target of the suite does. `SHELL_SCRIPTS` has the first four as text for `sh -c`."""
+    """How a target of the suite behaves. `SHELL_SCRIPTS` has the first four as text for `sh -c`."""
 
     RUNS = auto()
     """Prints `ready`, then runs until SIGTERM ends it at once, with code 143 or by the signal."""
@@ -26,7 +26,7 @@ class TargetBehaviour(StrEnum):
     EXITS = auto()
     """Prints `last words` and exits with 3 at once."""
     CANNOT_START = auto()
-    """Its start raises SpawnError until `repair`, from then on it behaves as RUNS."""
+    """Its start raises SpawnError until `repair`. After that it behaves as RUNS."""
     REFUSED = auto()
     """Its start raises TargetRefusedError."""
 
@@ -47,7 +47,9 @@ SHELL_SCRIPTS: Final = {
     ),
     TargetBehaviour.EXITS: "echo last words; exit 3",
 }
-"""They also work as the first process of a container, which ignores signals it has no trap for."""
+"""The scripts trap every signal that they need, because the first process of a container ignores
+signals without a trap.
+"""
 
 EXIT_COMMAND: Final = ("sh", "-c", "exit 3")
 PRINT_COMMAND: Final = ("sh", "-c", "echo one; echo two; echo error >&2")
@@ -61,58 +63,58 @@ SCRIPT_COMMAND: Final = ("sh", f"./{SCRIPT_NAME}")
 
 
 class TargetHarness(ABC):
-    """Makes targets of one kind and does to them what no target can do to itself.
+    """Makes targets of one kind, and kills, repairs and cuts them off from outside.
 
-    Its coroutines are run on `loop`. The suite waits in real time, so the clock of the kind has to
-    run by itself.
+    Its coroutines run on `loop`. The suite waits in real time, so the clock of the kind must be a
+    real one.
     """
 
     loop: EventLoopThread
-    """Runs the checks; the targets live on it."""
+    """The loop that runs the checks and the targets."""
     clock: Clock
     """The clock of the targets: `started_at` is a moment of its `monotonic()`."""
     lives_on: ClassVar[bool] = False
-    """Whether a target goes on without its supervisor: `adopt` finds it and `detach` leaves it."""
+    """Whether a target survives its supervisor: `adopt` finds it and `detach` leaves it running."""
     can_refuse: ClassVar[bool] = True
     """Whether a target of this kind can be refused for good (`TargetBehaviour.REFUSED`)."""
     exec_outlives: float = 0.0
-    """Seconds after the `timeout` of a cancelled command when it has ended. 0: it ends as it is
-    cancelled. More is for a kind that runs where nothing of ours can kill a command.
+    """Seconds after its `timeout` within which a cancelled command ends. 0: it ends when it is
+    cancelled. More is for a kind that cannot kill a command from outside.
     """
     has_runtime: ClassVar[bool] = False
     """Whether the kind needs a runtime that can stop answering: `cut_off` and `reconnect`."""
 
     @abstractmethod
     async def make(self, behaviour: TargetBehaviour, output: LineSink) -> Target:
-        """A new target that behaves so and of which nothing runs yet; its output goes to the sink.
+        """Make a target with this behaviour, without starting it. Its output goes to the sink.
 
         Its directory of probe scripts has a script SCRIPT_NAME with the text SCRIPT_TEXT.
         """
 
     @abstractmethod
     async def remake(self, target: Target, output: LineSink) -> Target:
-        """Another object for the same thing, as the next supervisor makes it. The former is gone by
-        then: the suite does not use the first object, or lives it started, for more than waiting.
+        """Make another object for the same target, as the next supervisor does. After that the
+        suite only waits on the first object and on the lives that it started.
         """
 
     @abstractmethod
     async def kill(self, target: Target) -> None:
-        """End it from outside with SIGKILL, without its supervisor or runtime being asked to."""
+        """Kill the target with SIGKILL from outside, not through its supervisor or runtime."""
 
     @abstractmethod
     async def count_processes(self, target: Target) -> int:
-        """How many processes there are of it now, those that `exec` started included."""
+        """Count the processes of the target now, including those that `exec` started."""
 
     @abstractmethod
     async def repair(self, target: Target) -> None:
-        """Let a target that cannot start do so from now on."""
+        """Repair a target whose start fails, so that it starts from now on."""
 
     @abstractmethod
     async def clean_up(self) -> None:
-        """End everything that was made, by force; called after each check."""
+        """Kill everything that was made. The suite calls it after each check."""
 
     async def cut_off(self) -> None:
-        """Let the runtime not answer from now on; what it runs goes on."""
+        """Stop the runtime from answering. Its containers run on."""
         raise NotImplementedError
 
     async def reconnect(self) -> None:

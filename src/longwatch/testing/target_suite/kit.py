@@ -1,4 +1,4 @@
-"""What a check of a target works with."""
+"""The tools of a target check: its own targets, their output and assertions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 TIMEOUT = 20.0
-"""Real seconds after which something that should have happened counts as hanging."""
+"""Real seconds after which a call counts as hanging."""
 LONG = 60.0
 """A grace that no check waits for."""
 SHORT = 0.5
 TOLERANCE = 0.05
-"""Seconds that a measured time may be below the one that was asked for."""
+"""Seconds by which a measured time may be below the requested one."""
 _POLL_SECONDS = 0.02
 
 KILL_CODE = 137
@@ -28,7 +28,7 @@ TERM_CODE = 143
 
 
 class RecordedLines:
-    """A sink that keeps every line."""
+    """A sink that records every line."""
 
     congested = False
 
@@ -43,15 +43,15 @@ class RecordedLines:
         callback()
 
     def give_up(self) -> None:
-        """Nothing ever holds it up."""
+        """Do nothing: this sink never blocks."""
 
     async def wait_for(self, line: str) -> None:
-        """Return once the line was printed."""
+        """Wait until the line was printed."""
         await wait_until(lambda: line in self.lines, f"{line!r} is in its output")
 
 
 class Subject:
-    """One target under test, its output, and what the harness can do to it."""
+    """One target under test, its output, and the harness's actions on it."""
 
     def __init__(self, harness: TargetHarness, target: Target, output: RecordedLines) -> None:
         self.harness = harness
@@ -59,25 +59,25 @@ class Subject:
         self.output = output
 
     async def start(self) -> LiveTarget:
-        """Start it, and return once it has printed `ready`."""
+        """Start the target, and return once it has printed `ready`."""
         live = await within(self.target.start(), "start() returns once it runs")
         await self.output.wait_for("ready")
         return live
 
     async def remake(self) -> Subject:
-        """The same thing, as the next supervisor sees it."""
+        """Return a subject for the same target, as the next supervisor sees it."""
         output = RecordedLines()
         return Subject(self.harness, await self.harness.remake(self.target, output), output)
 
     async def kill(self) -> None:
-        """SIGKILL from outside."""
+        """Kill the target with SIGKILL from outside."""
         await self.harness.kill(self.target)
 
     async def processes(self) -> int:
         return await self.harness.count_processes(self.target)
 
     async def expect_processes(self, count: int, rule: str, *, within_seconds: float = 0.0) -> None:
-        """There are so many processes of it now, or within so many seconds."""
+        """Expect this many processes of the target now, or within `within_seconds`."""
         clock = SystemClock()
         end = clock.monotonic() + within_seconds
         while (found := await self.processes()) != count and clock.monotonic() < end:
@@ -85,7 +85,7 @@ class Subject:
         expect_equal(count, found, rule)
 
     async def time_stop(self, live: LiveTarget, *policies: StopPolicy) -> tuple[ProcessEnd, float]:
-        """Begin these stops one after the other; how it ended, and how long that took."""
+        """Begin these stops in order. Return how the target ended, and after how long."""
         began = self.harness.clock.monotonic()
         for policy in policies:
             live.begin_stop(policy)
@@ -104,44 +104,44 @@ class TargetKit:
         return Subject(self.harness, await self.harness.make(behaviour, output), output)
 
     async def start(self, behaviour: TargetBehaviour) -> tuple[Subject, LiveTarget]:
-        """A subject that runs and is ready."""
+        """Return a subject that runs and is ready."""
         subject = await self.make(behaviour)
         return subject, await subject.start()
 
 
 def expect(condition: object, rule: str) -> None:
-    """An assert that also holds under -O."""
+    """Raise AssertionError with the rule unless the condition holds, also under -O."""
     if not condition:
-        raise AssertionError(f"not so: {rule}")
+        raise AssertionError(f"rule broken: {rule}")
 
 
 def expect_equal(expected: object, actual: object, rule: str) -> None:
     if expected != actual:
-        raise AssertionError(f"not so: {rule}; expected {expected!r}, got {actual!r}")
+        raise AssertionError(f"rule broken: {rule}; expected {expected!r}, got {actual!r}")
 
 
 async def expect_error(
     kinds: type[ErrorT] | tuple[type[ErrorT], ...], work: Awaitable[object], rule: str
 ) -> ErrorT:
-    """The error that the call raises, which is of such a kind."""
+    """Return the error that the call raises. Raises AssertionError if it is of another kind."""
     try:
         result = await within(work, rule)
     except kinds as error:
         return error
     except Exception as error:
         raise AssertionError(
-            f"not so: {rule}; it raises {type(error).__name__}: {error}"
+            f"rule broken: {rule}; it raises {type(error).__name__}: {error}"
         ) from error
-    raise AssertionError(f"not so: {rule}; it returns {result!r}")
+    raise AssertionError(f"rule broken: {rule}; it returns {result!r}")
 
 
 async def within(work: Awaitable[T], rule: str) -> T:
-    """The result of the call, which comes in time."""
+    """Return the result of the call. Raises AssertionError if it takes longer than TIMEOUT."""
     try:
         async with asyncio.timeout(TIMEOUT):
             return await work
     except TimeoutError:
-        raise AssertionError(f"not so: {rule}; it has not within {TIMEOUT:g} s") from None
+        raise AssertionError(f"rule broken: {rule}; it took longer than {TIMEOUT:g} s") from None
 
 
 async def wait_until(condition: Callable[[], object], rule: str) -> None:
@@ -153,13 +153,13 @@ async def wait_until(condition: Callable[[], object], rule: str) -> None:
 
 
 async def turn_loop(turns: int) -> None:
-    """Let everything else on the loop go on for so many turns."""
+    """Yield to the event loop this many times."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
 
 async def stays(condition: Callable[[], object], rule: str, *, seconds: float = SHORT) -> None:
-    """It holds now and for so long."""
+    """Expect the condition to hold now and for this many seconds."""
     clock = SystemClock()
     end = clock.monotonic() + seconds
     while clock.monotonic() < end:

@@ -1,4 +1,4 @@
-"""One life of a target: its start, its output, its end."""
+"""Checks of one life of a target: its start, its output, its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from longwatch.testing.target_suite.kit import (
 )
 
 _CANCEL_TURNS = (0, 1, 2, 3, 5, 8, 13, 40)
-"""Turns of the loop after which a start is cancelled."""
+"""Numbers of loop turns after which a start is cancelled."""
 _SETTLE_SECONDS = 5.0
 
 
@@ -60,7 +60,7 @@ async def wait_does_not_return_while_it_runs(kit: TargetKit) -> None:
 async def an_exit_code_is_the_cause_of_the_end(kit: TargetKit) -> None:
     subject = await kit.make(TargetBehaviour.EXITS)
     before = kit.harness.clock.monotonic()
-    live = await within(subject.target.start(), "start() of one that ends at once returns")
+    live = await within(subject.target.start(), "start() of a target that ends at once returns")
     end = await within(live.wait(), "wait() returns once it has ended")
     lasted_at_most = kit.harness.clock.monotonic() - before + TOLERANCE
     expect_equal(EndCause.exit(3), end.cause, "an exit code is the cause")
@@ -74,7 +74,7 @@ async def an_exit_code_is_the_cause_of_the_end(kit: TargetKit) -> None:
 
 
 async def a_kill_from_outside_is_the_cause_of_the_end(kit: TargetKit) -> None:
-    """The cause is signal 9, or exit 137 of a kind that only knows codes."""
+    """The cause is signal 9, or exit 137 for a kind that only has exit codes."""
     subject, live = await kit.start(TargetBehaviour.RUNS)
     await subject.kill()
     end = await within(live.wait(), "wait() returns once it was killed from outside")
@@ -120,7 +120,7 @@ async def lines_reach_the_sink_live_and_in_order(kit: TargetKit) -> None:
 
 async def the_last_words_reach_the_sink(kit: TargetKit) -> None:
     subject = await kit.make(TargetBehaviour.EXITS)
-    live = await within(subject.target.start(), "start() of one that ends at once returns")
+    live = await within(subject.target.start(), "start() of a target that ends at once returns")
     await within(live.wait(), "wait() returns once it has ended")
     await subject.output.wait_for("last words")
 
@@ -140,7 +140,7 @@ async def a_start_that_fails_can_be_tried_again(kit: TargetKit) -> None:
         error = await expect_error(
             SpawnError, subject.target.start(), "start() raises SpawnError if it cannot start"
         )
-        expect(not isinstance(error, TargetRefusedError), "which a later start may do better")
+        expect(not isinstance(error, TargetRefusedError), "a retryable start is not refused")
         expect(str(error), "the error says why")
     await subject.expect_processes(0, "a start that failed leaves nothing running")
     expect(await subject.target.adopt() is None, "a start that failed leaves nothing to adopt")
@@ -156,13 +156,13 @@ async def a_target_that_is_refused_for_good_says_so(kit: TargetKit) -> None:
     error = await expect_error(
         TargetRefusedError,
         subject.target.start(),
-        "start() raises TargetRefusedError if no later try would do better",
+        "start() raises TargetRefusedError if no retry would succeed",
     )
     expect(str(error), "the error says why")
 
 
 async def a_cancelled_start_leaves_nothing_that_adopt_does_not_find(kit: TargetKit) -> None:
-    """A start that is cancelled may raise CancelledError or return the life all the same."""
+    """A start that is cancelled may raise CancelledError or still return the life."""
     for turns in _CANCEL_TURNS:
         subject = await kit.make(TargetBehaviour.RUNS)
         starting = asyncio.ensure_future(subject.target.start())
@@ -174,13 +174,13 @@ async def a_cancelled_start_leaves_nothing_that_adopt_does_not_find(kit: TargetK
         await within(live.wait(), "wait() returns once it was killed")
         await subject.expect_processes(
             0,
-            f"a start cancelled after {turns} turns leaves nothing but what adopt() finds",
+            f"a start cancelled after {turns} turns leaves only processes that adopt() finds",
             within_seconds=_SETTLE_SECONDS,
         )
 
 
 async def _life_after(subject: Subject, starting: asyncio.Task[LiveTarget]) -> LiveTarget:
-    """The life that a supervisor has next: the started one, else an adopted one, else a new one."""
+    """Return the life that a supervisor has next: the started, else an adopted, else a new one."""
     if not starting.cancelled():
         return starting.result()
     adopted = await within(subject.target.adopt(), "adopt() returns")

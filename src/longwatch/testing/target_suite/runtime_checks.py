@@ -1,4 +1,4 @@
-"""A runtime that does not answer: what it runs is unknown, and nothing has ended."""
+"""Checks of targets whose runtime does not answer: their state is unknown, and none has ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def a_target_does_not_end_because_its_runtime_does_not_answer(kit: TargetK
     await kit.harness.cut_off()
     await stays(lambda: not waiting.done(), "wait() does not return while nothing is known")
     await kit.harness.reconnect()
-    await stays(lambda: not waiting.done(), "wait() does not return for what ran all the time")
+    await stays(lambda: not waiting.done(), "wait() does not return for a target that ran on")
     expect(live.is_running, "it still runs")
     await subject.kill()
     end = await within(waiting, "wait() returns at its end")
@@ -71,7 +71,7 @@ async def a_start_that_waits_for_the_runtime_can_be_cancelled(kit: TargetKit) ->
 
 
 async def a_start_can_be_cancelled_wherever_the_runtime_stops_answering(kit: TargetKit) -> None:
-    """Else a supervisor could not end while its runtime is gone."""
+    """Otherwise a supervisor could not stop while its runtime is gone."""
     for turns in _CUT_OFF_TURNS:
         subject = await kit.make(TargetBehaviour.RUNS)
         starting = asyncio.ensure_future(subject.target.start())
@@ -101,11 +101,11 @@ async def a_stop_goes_on_once_the_runtime_answers(kit: TargetKit) -> None:
 async def a_probe_is_neither_passed_nor_failed_while_the_runtime_does_not_answer(
     kit: TargetKit,
 ) -> None:
-    """`exec` raises RuntimeUnreachableError, which a prober passes over, or SpawnError."""
+    """`exec` raises RuntimeUnreachableError, which a prober ignores, or SpawnError."""
     _, live = await kit.start(TargetBehaviour.RUNS)
     await kit.harness.cut_off()
     fault = await within(live.script_fault("no-such-script.sh"), "script_fault() returns")
-    expect_equal(None, fault, "a script that cannot be looked for has no fault")
+    expect_equal(None, fault, "script_fault() is None while the script cannot be looked up")
     await expect_error(
         (RuntimeUnreachableError, SpawnError),
         live.exec(EXIT_COMMAND, output=RecordedLines(), in_scripts=False, timeout=1.0),

@@ -1,4 +1,4 @@
-"""Signals and stops: one signal, a grace, a kill."""
+"""Checks of signals and stops: one signal, a grace, a kill."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _TERM_LINE = "signal 15"
 
 
 async def a_stop_ends_it_by_its_signal(kit: TargetKit) -> None:
-    """The cause is signal 15, or exit 143 of a target that exits for it."""
+    """The cause is signal 15, or exit 143 for a target that handles it."""
     subject, live = await kit.start(TargetBehaviour.RUNS)
     end, seconds = await subject.time_stop(live, _LONG_STOP)
     expect_equal(TERM_CODE, end.cause.exit_code, "SIGTERM is the cause")
     expect(seconds < LONG / 2, f"a stop is over with its end, not after {seconds} s")
-    expect(not (end.detached or end.stopped_elsewhere), "the end is that of our stop")
+    expect(not (end.detached or end.stopped_elsewhere), "the stop of the supervisor is the cause")
     await subject.expect_processes(0, "nothing of it runs after wait()")
 
 
@@ -120,7 +120,7 @@ async def a_signal_that_ends_it_is_the_cause(kit: TargetKit) -> None:
     live.signal(signal.SIGTERM)
     end = await within(live.wait(), "wait() returns once a signal has ended it")
     expect_equal(TERM_CODE, end.cause.exit_code, "SIGTERM is the cause")
-    expect(not end.stopped_elsewhere, "a signal of ours is no stop by another")
+    expect(not end.stopped_elsewhere, "a signal of the supervisor is no stop by an operator")
     await subject.expect_processes(0, "nothing of it runs after wait()")
 
 
@@ -129,11 +129,11 @@ async def a_stop_of_one_that_has_just_ended_gives_its_end(kit: TargetKit) -> Non
     await subject.kill()
     end, seconds = await subject.time_stop(live, _LONG_STOP)
     _expect_killed(end)
-    expect(seconds < LONG / 2, f"nothing is waited for once it has ended, but {seconds} s passed")
+    expect(seconds < LONG / 2, f"a stop after the end returns at once, not after {seconds} s")
 
 
 async def _begin_stop(subject: Subject, live: LiveTarget, policy: StopPolicy) -> None:
-    """Begin a stop; returns once its signal has come."""
+    """Begin a stop, and return once its signal has arrived."""
     live.begin_stop(policy)
     await subject.output.wait_for(_TERM_LINE)
 
