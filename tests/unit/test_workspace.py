@@ -81,7 +81,7 @@ def test_output_outside_the_workspace_does_not_count(workspace: Workspace, tmp_p
 def test_output_that_is_no_file_does_not_count(workspace: Workspace) -> None:
     """A directory, and links in a circle."""
     (workspace.output / "report.md").mkdir()
-    assert "no file" in workspace.missing_output(REPORT)
+    assert "not a regular file" in workspace.missing_output(REPORT)
     (workspace.output / "report.md").rmdir()
     (workspace.output / "report.md").symlink_to("report.md")
     assert "found none" in workspace.missing_output(REPORT)

@@ -248,8 +248,8 @@ class Mailbox(Generic[BodyT]):
         return self._closed.is_set() or (cancel is not None and cancel.cancelled)
 
     def _claim_or_sweep(self, limit: int, lease_seconds: float) -> list[Message[BodyT]]:
-        """Claim messages. Sweep first when a sweep is due, because a busy queue is never empty.
-        Sweep and claim again when the queue is empty.
+        """Claim messages. Sweep first when a sweep is due, so that a busy queue hides no ended
+        lease. Sweep and claim again when the queue is empty.
         """
         if self.clock.monotonic() - self._swept_at >= _SWEEP_SECONDS:
             self._sweep()

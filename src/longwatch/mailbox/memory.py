@@ -450,7 +450,7 @@ class MemoryBackend:
     def _put(
         self, contents: MemoryContents, queue: MemoryQueue, message: NewMessage, wall: float
     ) -> str:
-        """Store a message unless one with its id or dedupe key exists. Return the id of that."""
+        """Store a message unless one with its id or dedupe key exists. Return the stored id."""
         if (
             message.dedupe_key is not None
             and (first := queue.by_dedupe_key.get(message.dedupe_key)) is not None

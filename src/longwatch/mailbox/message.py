@@ -79,7 +79,7 @@ class Message(Generic[BodyT]):
 
     def nack(self, *, visibility_timeout: float = 0, reason: str | None = None) -> None:
         """Release the message, to be delivered again after the timeout. With a reason this counts
-        as a failure.
+        as a failure. Without a reason it spends no budget.
         """
         delay = validation.validate_visibility(visibility_timeout)
         error = None if reason is None else validation.validate_reason(reason)
@@ -113,7 +113,9 @@ class Message(Generic[BodyT]):
         return target.send(body)
 
     def finalize(self) -> None:
-        """Mark the message as settled. Every later call that settles or extends it raises."""
+        """Mark the message as settled. Settling, extending or replying later raises
+        MessageFinalizedError.
+        """
         self._finalized = True
 
     def __repr__(self) -> str:
@@ -128,7 +130,8 @@ class Message(Generic[BodyT]):
     def _require_unsettled(self) -> None:
         if self._finalized:
             raise MessageFinalizedError(
-                f"message {self.id} was settled already; settle or extend each delivery only once"
+                f"message {self.id} was settled already; settle it once, and extend it or reply "
+                f"to it before"
             )
 
     def _expired_error(self) -> ReceiptHandleExpiredError:

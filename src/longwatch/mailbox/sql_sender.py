@@ -56,7 +56,7 @@ class SqlSender:
         return message.id
 
     def _has_key(self, tx: Transaction, queue: int, key: str) -> bool:
-        """Return whether a message has this dedupe key, after giving up one that has expired."""
+        """Return whether a message has this dedupe key. Gives up an expired message first."""
         self._dead_letters.expire_by_key(tx, queue, key)
         return bool(tx.rows(self._sql["find_by_dedupe_key"], {"queue": queue, "dedupe_key": key}))
 

@@ -69,7 +69,7 @@ def open_mailbox(  # noqa: PLR0913 - a store, a name, a type, and options
 
     @lru_cache(maxsize=_MAX_REPLY_MAILBOXES)
     def reply_mailbox(reply_name: str) -> Mailbox[Any]:
-        """Return a mailbox for replies. Only its name is known, so it has the stored limits."""
+        """Return a mailbox for replies. Only its name is known, so it has default limits."""
         return Mailbox(
             reply_name,
             _backend(store, reply_name, None),

@@ -1,7 +1,7 @@
 """The runner: event streams in, agent runs out, nothing lost.
 
-It connects to event sources (Server-Sent Events, or an MCP server), filters what they send, queues
-it durably, a queue for each source, and runs one agent process for each stream event under a
+It connects to event sources (Server-Sent Events, or an MCP server), filters their events, and
+stores them in one durable queue for each source. For each event it runs one agent process under a
 deadline. Its state is in a SQL store, so a restart loses nothing.
 
 The life of a stream event
@@ -11,12 +11,13 @@ The life of a stream event
                 duplicates (`event_filter.py`).
     queued      One transaction stores the event, its message in the mailbox `runner/NAME` and the
                 last event id of the stream (`intake.py`, `event_writer.py`, `event_queue.py`). A
-                crash before it makes the server send the event again; a crash after it has it
-                stored. What waits too long, or is removed, ends in the sweep (`queue_sweep.py`).
+                crash before the commit makes the server send the event again. After the commit it
+                is stored. The sweep (`queue_sweep.py`) ends events that wait too long or whose
+                message was removed.
     claimed     The engine claims the messages of all sources, oldest first and in turn, within a
                 cap for each source and one for all (`dispatch.py`).
-    run         An agent process runs in a workspace of its own (`agent_run.py`, `workspace.py`),
-                below a guardian, so that it dies with the runner.
+    run         An agent process runs in its own workspace (`agent_run.py`, `workspace.py`), below a
+                guardian, so that it dies with the runner.
     settled     One transaction writes how the run ended, settles the message, and gives the event
                 its outcome (`dispatch.py`, `run_store.py`).
 
@@ -27,7 +28,7 @@ Invariants
     3. Only the runner that holds the lease of a source writes its last event id
        (`source_lease.py`).
     4. A run is written before its process is spawned, with its pid after that. A runner that starts
-       ends the processes of runs that an earlier one has left.
+       kills the processes of runs that an earlier runner has left.
     5. The values of an event enter no argv. They are in files and in the environment.
 """
 

@@ -60,7 +60,7 @@ _CLOSE_TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHost:
-    """What every run of a dispatcher shares."""
+    """The settings and services that all runs of a dispatcher share."""
 
     agent: AgentSpec
     policy: RunnerPolicy
@@ -82,11 +82,11 @@ class AgentRun:
         self.run = run
         self.pid: int | None = None
         self.was_guardian_lost = False
-        """Whether there was no guardian at its end: the next run needs another one."""
-        self.may_have_killed_guardian = False
-        """Whether the guardian died while it ran: this agent, or one beside it, may have ended
-        it.
+        """Whether the guardian was gone at the end of the run, so that the next run needs a new
+        one.
         """
+        self.may_have_killed_guardian = False
+        """Whether the guardian died during the run: this or another agent may have killed it."""
         self._event = event
         self._source = source
         self._host = host
@@ -99,16 +99,18 @@ class AgentRun:
         self._has_started = False
 
     def cancel(self, reason: str, *, grace: float | None = None) -> None:
-        """End the process, or do not start it. The first reason counts, a shorter grace hastens."""
+        """End the process, or do not start it. The first reason counts. A later call may shorten
+        the grace.
+        """
         if self._cancelled is None:
             self._cancelled = reason, grace
         if self._task is not None:
             self._task.cancel(reason, grace=grace)
 
     def execute(self, beat: Callable[[], None]) -> RunEnd:
-        """Run the agent and wait for its end; never raises for a fault of agent, disk or guardian.
+        """Run the agent and wait for its end. Never raises for a fault of agent, disk or guardian.
 
-        `beat` is called about once a second meanwhile.
+        Calls `beat` about once a second meanwhile.
         """
         try:
             return self._run_agent(beat)
@@ -126,7 +128,7 @@ class AgentRun:
             return self._end_without_guardian(error)
         except (CancelledFuture, ServiceStateError) as error:  # the loop is stopping
             return self._end_lost(run_end.SHUTDOWN, error_text(error))
-        except Exception as error:  # noqa: BLE001 - a run has an end, also for a fault of ours
+        except Exception as error:  # noqa: BLE001 - a run has an end even after a bug here
             return self._end_lost(run_end.SPAWN_ERROR, describe_error(error))
 
     # --- the run ---
@@ -209,7 +211,7 @@ class AgentRun:
         return Task(spec, clock=self._host.clock, on_spawned=self._on_spawned)
 
     def _on_spawned(self, child: Child) -> None:
-        """On the loop: the slot's thread does the rest."""
+        """Pass the process to the slot's thread. Runs on the loop."""
         self.pid, self._spawned_child = child.pid, child
         self._emit_started()
         self._changed.set()
@@ -272,7 +274,7 @@ class AgentRun:
         return end
 
     def _end_without_guardian(self, error: GuardianLostError) -> RunEnd:
-        """A run that was cancelled before ends as that."""
+        """Return the end of a run without a guardian; `cancelled` if it was cancelled before."""
         self.was_guardian_lost = True
         if self._cancelled is not None:
             return self._end_lost(self._cancelled[0], error_text(error))
@@ -285,7 +287,7 @@ class AgentRun:
     # --- events ---
 
     def _emit_started(self) -> None:
-        """Once; at the end for a run that never had a process."""
+        """Emit the start once. A run that never had a process emits it at its end."""
         if self._has_started:
             return
         self._has_started = True
@@ -333,7 +335,7 @@ class AgentRun:
 
 
 def _event_json(facts: Mapping[str, object], event: QueuedEvent) -> bytes:
-    """The event as the server sent it, and what the runner knows about it."""
+    """Return the event as the server sent it, with the facts of the run added."""
     document = event_document(event.data, source=str(facts["source"]))
     return msgspec.json.format(msgspec.json.encode({**document, "longwatch": facts}), indent=2)
 

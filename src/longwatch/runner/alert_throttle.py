@@ -27,7 +27,7 @@ class AlertThrottle:
     def failed(
         self, *, now: float, error: str, at_once: bool = False
     ) -> EventSourceDegraded | None:
-        """Count a failure; returns the alert if this failure raises it."""
+        """Count a failure. Return the alert if this failure raises it."""
         if not self._failures:
             self._first_at = now
         self._failures += 1
@@ -37,7 +37,7 @@ class AlertThrottle:
         return EventSourceDegraded(cluster=self._cluster, failures=self._failures, error=error)
 
     def succeeded(self, *, now: float) -> EventSourceRecovered | None:
-        """End the row of failures at `now`; returns the all-clear if there was an alert."""
+        """End the row of failures at `now`. Return the all-clear if there was an alert."""
         was_degraded, self.is_degraded = self.is_degraded, False
         self._failures = 0
         if not was_degraded:

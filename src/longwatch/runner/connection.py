@@ -4,15 +4,15 @@ connecting ──the server answers──► connected ──it ends or fails─
      │ └─────────────it cannot be made──────────────────────────────▲
      └──204──► ended
 
-Two tasks share a connection. The reader gathers items into the next batch; the other one hands
+Two tasks share a connection. The reader collects items into the next batch. The other one passes
 batches to the intake and waits for each commit. At most one batch is read ahead: when it is full
 the reader stops, the socket fills, and the server has to wait.
 
 Invariants
-    1. What was read before a stream ended or broke is stored before the connection is made again.
-    2. Items that the intake could not store are not lost. Those with an id are asked for again,
-       from the stored cursor. Those without one the server cannot send again: the connection keeps
-       them, and stores them before it dials.
+    1. Items that were read before a stream ended or broke are stored before the next dial.
+    2. Items that the intake could not store are not lost. The server sends items with an id again,
+       from the stored cursor. It cannot send items without an id again: the connection keeps them,
+       and stores them before it dials.
     3. Each reconnect emits one SseConnectionFailed. Each established connection emits one
        SseConnectionClosed, also when the runner stops.
     4. Only a cancel ends `run`. A fault of the server, of the network or of the store does not.
@@ -68,7 +68,7 @@ class ConnectionPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionState:
-    """How a connection stands. `since` is wall time; `error` is that of the last failure."""
+    """The state of a connection. `since` is wall time. `error` is that of the last failure."""
 
     phase: ConnectionPhase
     since: float
@@ -85,14 +85,14 @@ class StreamOpener(Protocol):
 
 
 class SourceConnection:
-    """Keeps one event source connected, and passes what it sends to the intake.
+    """Keeps one event source connected, and passes its events to the intake.
 
     Used on an event loop. `start_delay` staggers the first dials of many sources. `report` is
-    called with each new state. UsageError at construction if the packages for this kind of source
-    are not installed.
+    called with each new state. The constructor raises UsageError if the packages for this kind of
+    source are not installed.
     """
 
-    def __init__(  # noqa: PLR0913 - what it connects, and all that it uses
+    def __init__(  # noqa: PLR0913 - a source and everything that its connection uses
         self,
         spec: SourceSpec,
         policy: RunnerPolicy,
@@ -144,7 +144,7 @@ class SourceConnection:
     # --- one connection ---
 
     async def _connect(self) -> Failure | None:
-        """Make a connection and use it until it ends; returns why, None for a 204."""
+        """Make a connection and use it until it ends. Return why it ended; None for a 204."""
         self._set_phase(ConnectionPhase.CONNECTING)
         failure: Failure | None = None
         try:
@@ -171,8 +171,8 @@ class SourceConnection:
         return CLEAN_END
 
     async def _pump(self, stream: EventStream, ahead: ReadAhead) -> None:
-        """Hand over what the stream sends until it ends; raises what the stream raised, or the
-        intake.
+        """Pass the items of the stream to the intake until it ends. Raises the error of the stream
+        or of the intake.
         """
         reader = asyncio.create_task(self._fill(stream, ahead))
         try:
@@ -205,7 +205,7 @@ class SourceConnection:
         if batch.dropped:
             await _stored(self._intake.report_oversize(self._spec.name, batch.dropped))
 
-    # --- what is known of it ---
+    # --- state ---
 
     def _establish(self) -> None:
         now = self._clock.monotonic()
@@ -219,7 +219,7 @@ class SourceConnection:
         self._events.emit(SseConnectionEstablished(cluster=self._spec.name, downtime=downtime))
 
     def _note_bytes(self) -> None:
-        """Note that bytes came. An announced outage is over when the connection was stable."""
+        """Record that bytes arrived. An announced outage ends once the connection is stable."""
         self._last_byte_at = self._clock.monotonic()
         if self._throttle.is_degraded:
             self._end_outage_if_stable()
@@ -232,7 +232,7 @@ class SourceConnection:
                 self._events.emit(recovered)
 
     def _close(self, failure: Failure | None) -> None:
-        """Note that the connection has ended, if it was established."""
+        """Record that the connection has ended, if it was established."""
         if self._established_at is None:
             return
         self._end_outage_if_stable()
@@ -272,7 +272,7 @@ class SourceConnection:
             self._events.emit(degraded)
 
     def _report_missing_tool(self, error: SubscribeToolMissingError) -> None:
-        """Once, until the tool was there."""
+        """Emit that the tool is missing, once until it exists again."""
         if not self._is_tool_missing:
             self._is_tool_missing = True
             self._events.emit(
@@ -293,7 +293,7 @@ class SourceConnection:
 
 
 async def _stored(call: Awaitable[T]) -> T:
-    """The result of a call to the intake; its error is no fault of the server."""
+    """Return the result of a call to the intake. Its error is not a fault of the server."""
     try:
         return await call
     except Exception as error:
@@ -302,7 +302,9 @@ async def _stored(call: Awaitable[T]) -> T:
 
 
 def load_opener(kind: SourceKind) -> StreamOpener:
-    """The function that opens streams of this kind; UsageError if its packages are missing."""
+    """Return the function that opens streams of this kind. Raises UsageError if its packages are
+    missing.
+    """
     extra = "mcp" if kind is SourceKind.MCP else "runner"
     try:
         if kind is SourceKind.MCP:

@@ -1,10 +1,10 @@
 """The connections of a runner: one task for each source that it holds.
 
 `hold` is called with the sources that are held, from any thread, whenever they change. Connections
-are made and cancelled on the event loop, in the order of these calls. What a connection says of its
-state is kept here for health, and written to the store by a thread of its own, because the loop
-must not wait for the store. A state is written as soon as it changes. Once a write has failed, the
-next one comes at its interval: a store that is away is not tried at each change.
+are made and cancelled on the event loop, in the order of these calls. This module keeps the states
+of connections for health checks. A separate thread writes them to the store, because the loop must
+not wait for the store. A state is written as soon as it changes. Once a write has failed, the next
+one comes at its interval, so that a store that is down is not tried at each change.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ WRITE_INTERVAL = 30.0
 
 
 class SourceConnections(Service):
-    """Keeps the sources connected that the runner holds. Every method may be called from any
-    thread.
+    """Keeps the sources connected that the runner holds. Thread-safe.
 
     `stop` cancels the connections and returns when they are closed. The caller owns `loop`: it
     starts it before and stops it after this.
     """
 
-    def __init__(  # noqa: PLR0913 - what is connected, and all that a connection uses
+    def __init__(  # noqa: PLR0913 - the sources and everything that a connection uses
         self,
         sources: Sequence[SourceSpec],
         policy: RunnerPolicy,
@@ -82,13 +81,13 @@ class SourceConnections(Service):
         return sum(state.phase is ConnectionPhase.CONNECTED for state in states)
 
     def states(self) -> Mapping[str, ConnectionState]:
-        """How each connection stands."""
+        """The state of each connection."""
         with self._lock:
             return dict(self._connection_states)
 
     def hold(self, held: Iterable[str]) -> None:
-        """Connect these sources and no others; returns at once. Before the start and after the
-        stop, nothing is connected.
+        """Connect these sources and no others. Does not block. Before the start and after the stop
+        it connects none.
         """
         names = frozenset(held)
         with suppress(ServiceStateError):  # the loop is stopping, and with it the connections
@@ -152,7 +151,9 @@ class SourceConnections(Service):
     # --- in the thread of the writer ---
 
     def _write_states(self) -> None:
-        """Write what has changed; what could not be written is written at the next round."""
+        """Write the changed states. States that could not be written are tried again at the next
+        round.
+        """
         with self._lock:
             unwritten, self._unwritten = self._unwritten, {}
         for name in list(unwritten):

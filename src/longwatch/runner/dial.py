@@ -1,4 +1,4 @@
-"""What a request to an event source carries: headers, token, certificates.
+"""The headers, token and certificates of a request to an event source.
 
 The files are read at each dial, so that a rotated token or certificate counts from the next
 connection on.
@@ -18,7 +18,9 @@ _MAX_TOKEN_BYTES = 1 << 16
 
 
 def credential_headers(spec: SourceSpec) -> dict[str, str]:
-    """The configured headers and the bearer token: what only the source's own server may see."""
+    """Return the configured headers and the bearer token, which only the source's own server may
+    see.
+    """
     headers = dict(spec.headers)
     if spec.token_file is not None:
         for name in [name for name in headers if name.lower() == "authorization"]:
@@ -28,7 +30,7 @@ def credential_headers(spec: SourceSpec) -> dict[str, str]:
 
 
 def tls_context(spec: SourceSpec, *, with_certificate: bool = True) -> ssl.SSLContext:
-    """How the server is verified, and which certificate of ours it may see."""
+    """Return the TLS context with the trusted authorities and the client certificate."""
     try:
         context = ssl.create_default_context(cafile=spec.ca_file)
         if spec.cert_file is not None and with_certificate:

@@ -82,22 +82,22 @@ from longwatch.store.database import Database
 LEASE_SECONDS = 120.0
 """A store that is away for less than 0.8 of this costs no agent its run."""
 CANCEL_POLL_INTERVAL = 5.0
-"""How often cancel requests are looked for, should a notification be lost."""
+"""Seconds between two polls for cancel requests, because a notification may get lost."""
 MAX_RETRY_DELAY = 900.0
 _STORE_RETRY_DELAY = 1.0
 _GUARDIAN_RETRY_DELAY = 1.0
 _SETTLE_SECONDS = 1.0
-"""Of the end of a stop, for the store after the last process is gone."""
+"""Seconds at the end of a stop that are reserved for the store, after the last process is gone."""
 _EXCLUSIVE_SECONDS = 600.0
 """How long a suspect waits for the other runs to end, if these have no timeout. With one, it waits
 for as long as a run may last: otherwise it would be put off for as long as events come.
 """
 _MAX_END_SHARE = 1 / 3
-"""Of the time of a stop, at most, for ending runs."""
+"""The largest part of the time of a stop that is spent on ending runs."""
 
 
 class RunInfo(NamedTuple):
-    """A run that is under way. `pid` None: its process is not spawned yet."""
+    """A run in progress. `pid` None: its process is not spawned yet."""
 
     run_id: str
     cluster: str
@@ -107,14 +107,14 @@ class RunInfo(NamedTuple):
 class Dispatcher(Service):
     """Runs the agent for the queued events of these sources.
 
-    `start` ends survivors of an earlier life and begins to claim. `drain` takes no more events.
-    `stop` waits for the runs, shortly before its deadline ends those that are left, and their
-    events go back to the queue. `interrupted` counts the runs that a stop has ended.
+    `start` kills survivors of an earlier runner and begins to claim. `drain` stops claiming. `stop`
+    waits for the runs, and shortly before its deadline ends those that are left. Their events go
+    back to the queue. `interrupted` counts the runs that a stop has ended.
 
     The caller owns `loop` and `guardian`: it starts them before and stops them after this.
     """
 
-    def __init__(  # noqa: PLR0913 - what to run, and what runs it
+    def __init__(  # noqa: PLR0913 - the sources, the agent and the services that run it
         self,
         database: Database,
         sources: Sequence[SourceSpec],
@@ -179,15 +179,15 @@ class Dispatcher(Service):
         )
 
     def in_flight(self) -> list[RunInfo]:
-        """The runs that are under way here."""
+        """The runs in progress in this process."""
         with self._lock:
             runs = list(self._runs.values())
         return [RunInfo(each.run.id, each.run.source, each.pid) for each in runs]
 
     def cancel(self, run_id: str) -> bool:
-        """End a run, here or in another process; its event is dead-lettered as `cancelled`. False
-        if there is no such run, or it has ended. Does not wait for the end. Blocks on the store if
-        the run is not here.
+        """End a run of this or another process, and dead-letter its event as `cancelled`. Return
+        False if there is no such run, or it has ended. Does not wait for the end. Blocks on the
+        store if the run is in another process.
         """
         with self._lock:
             run = self._runs.get(run_id)
@@ -197,15 +197,17 @@ class Dispatcher(Service):
         return True
 
     def drain(self) -> None:
-        """Take no more events. What runs goes on."""
+        """Claim no more events. Runs in progress go on."""
         self.engine.drain()
 
     def resume(self) -> None:
-        """Take events again after a drain."""
+        """Claim events again after a drain."""
         self.engine.resume()
 
     def kill(self) -> None:
-        """Kill the runs that are under way; their events go back. Does not wait for the end."""
+        """Kill the runs in progress. Their events go back to the queue. Does not wait for the
+        end.
+        """
         self._end_runs(grace=0.0)
 
     def sweep(self) -> None:
@@ -247,7 +249,7 @@ class Dispatcher(Service):
         return all(stopped)
 
     def _wait_idle(self, deadline: Deadline) -> None:
-        """Wait until no run is under way, or the deadline has come."""
+        """Wait until no run is in progress, or the deadline has passed."""
         while self._runs and not deadline.expired:
             self._run_ended.clear()
             if self._runs:
@@ -260,7 +262,7 @@ class Dispatcher(Service):
             run.cancel(run_end.SHUTDOWN, grace=grace)
 
     def _stop_grace(self) -> float:
-        """What an agent has between SIGTERM and SIGKILL; less if a stop has less time."""
+        """Return the seconds between SIGTERM and SIGKILL of an agent; fewer in a short stop."""
         left, grace = self._stop_deadline.remaining(), self._host.agent.stop_grace
         return grace if left is None else min(grace, left / 2)
 
@@ -305,7 +307,7 @@ class Dispatcher(Service):
         )
 
     def _cancel_requested(self) -> None:
-        """Cancel the runs of this process that another one has asked to be cancelled."""
+        """Cancel the runs of this process for which another process has requested it."""
         with self._lock:
             runs = dict(self._runs)
         if runs:
@@ -331,7 +333,7 @@ class Dispatcher(Service):
         return self._run_agent(run, context)
 
     def _is_expired(self, event: QueuedEvent) -> bool:
-        """Whether it has waited too long for its first run."""
+        """Return whether the event has waited too long for its first run."""
         max_age = self._policy.max_queue_age
         return max_age is not None and not event.recent_runs and event.age > max_age
 
@@ -343,7 +345,7 @@ class Dispatcher(Service):
         return _settlement(claimed, RowOutcome.DONE, decided)
 
     def _begin(self, claimed: ClaimedRow, event_id: str, event: QueuedEvent) -> AgentRun:
-        """Write the run. Release: it must not start now."""
+        """Write the run. Raises Release if it must not start now."""
         run_id = new_id()
         run = NewRun(
             id=run_id,
@@ -395,8 +397,8 @@ class Dispatcher(Service):
             self._events.emit(alert)
 
     def _interrupt(self, run: AgentRun, context: RowContext) -> None:
-        """The engine cancels a row: its lease is lost, or a stop is at its end and the run began
-        too late for it.
+        """End a run whose row the engine has cancelled: its lease is lost, or it began too late
+        before the end of a stop.
         """
         if context.lease_lost:
             run.cancel(run_end.LEASE_LOST)
@@ -428,10 +430,10 @@ class Dispatcher(Service):
 
 
 class _GuardianKeeper:
-    """Starts a guardian that has died again, before the next run. Thread-safe.
+    """Restarts a guardian that has died, before the next run. Thread-safe.
 
-    A run reports the guardian that it began with: a late report must not stop the next guardian,
-    and with it the runs of others.
+    A run reports the pid of the guardian that it began with, so that a late report does not stop
+    the next guardian and its runs.
     """
 
     def __init__(self, guardian: GuardianClient) -> None:
@@ -444,7 +446,9 @@ class _GuardianKeeper:
             self._is_lost = self._is_lost or pid == self._guardian.pid
 
     def ensure_running(self) -> int | None:
-        """Start it if it was lost; its pid. If that fails, the run ends as one that had none."""
+        """Start the guardian if it was lost, and return its pid. If that fails, the run ends as a
+        run without a guardian.
+        """
         with self._lock:
             if self._is_lost:
                 with suppress(Exception):
@@ -469,7 +473,9 @@ def _dead(claimed: ClaimedRow, decided: RunSettlement, reason: str, error: str) 
 
 
 def _with_absolute_paths(agent: AgentSpec) -> AgentSpec:
-    """The agent runs in its workspace: a command that is a relative path means ours."""
+    """Return the agent with absolute paths. It runs in its workspace, and a relative command is
+    meant from the runner's directory.
+    """
     program, *arguments = agent.command
     if "/" in program:
         program = str(Path(program).absolute())

@@ -1,6 +1,6 @@
-"""Decides what becomes of a stream event: it is queued, or filtered for a reason.
+"""Decides whether a stream event is queued, or filtered for a reason.
 
-    malformed   it is no stream event
+    malformed   it is not a stream event
     disabled    its source is disabled
     severity    it is milder than the threshold
     duplicate   an event of the same fault was queued less than the window ago
@@ -9,8 +9,8 @@ The window counts from the event that was queued. Its duplicates do not extend i
 goes on is queued again once in a window. An event that was dropped for a full queue leaves the
 window again: its fault has not been dealt with.
 
-The window is of one source. It is kept in memory, and read again from the stored events when the
-runner starts, takes a source over, or does not know whether a transaction was committed.
+Each source has its own window in memory. It is read again from the stored events when the runner
+starts, claims a source, or does not know whether a transaction was committed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FaultWindow:
         self._queued_at: OrderedDict[str, float] = OrderedDict(queued)
 
     def holds(self, fault_key: str, now: float) -> bool:
-        """Whether the fault was queued less than the window ago."""
+        """Return whether the fault was queued less than the window ago."""
         queued_at = self._queued_at.get(fault_key)
         # A clock that was set back must not make the window longer.
         return queued_at is not None and abs(now - queued_at) < self._seconds
@@ -70,8 +70,8 @@ class EventFilter:
     def reason(
         self, event: StreamEvent, window: FaultWindow, fresh: set[str], now: float
     ) -> str | None:
-        """Why the event is filtered; None if it is to be queued. `fresh`: the faults that this
-        transaction queues; they are not in the window yet.
+        """Return why the event is filtered; None if it is to be queued. `fresh` are the faults that
+        this transaction queues, which are not in the window yet.
         """
         if event.problem:
             return MALFORMED

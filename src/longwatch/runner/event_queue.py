@@ -1,7 +1,7 @@
-"""The queue of one source: its mailbox, as the intake writes it.
+"""Writes the mailbox of one event source, for the intake.
 
 Every method but `number` runs in a transaction that the caller opened. A message has the id of its
-event, and its body names the event; the event's data stays in the table of events. Messages that
+event, and its body names the event. The event's data stays in the table of events. Messages that
 wait count towards SOURCE_QUEUE_SIZE, those that run do not.
 """
 
@@ -22,7 +22,7 @@ from longwatch.store.named_sql import load_queries
 
 
 class EndedEvent(NamedTuple):
-    """An event that gets its outcome."""
+    """An event and its outcome."""
 
     id: str
     outcome: str
@@ -38,17 +38,17 @@ class RemovedMessage(NamedTuple):
 
 
 def mailbox_limits(policy: RunnerPolicy) -> MailboxLimits:
-    """The limits of the mailboxes of a runner. How many events wait is the intake's to limit."""
+    """Return the limits of the mailboxes of a runner. The intake limits how many events wait."""
     return MailboxLimits(max_failures=policy.max_attempts, dead_retention=policy.event_retention)
 
 
 def event_message(event_id: str) -> NewMessage:
-    """The message of an event."""
+    """Return the message of an event."""
     return NewMessage(id=event_id, body=b'{"event":"%s"}' % event_id.encode())
 
 
 def end_events(tx: Transaction, sql: str, ended: Iterable[EndedEvent]) -> int:
-    """Give open events their outcomes; how many were open."""
+    """Set the outcomes of open events. Return how many were open."""
     return tx.execute_many(sql, [event._asdict() for event in ended])
 
 
@@ -69,11 +69,11 @@ class EventQueue:
 
     @property
     def number(self) -> int:
-        """The number of its queue; inserts a mailbox that is not there. Blocks."""
+        """Return the queue number. Inserts the mailbox if it does not exist. Blocks."""
         return self._finder.find().number
 
     def forget_number(self) -> None:
-        """Look the number up again at the next call."""
+        """Forget the queue number, so that the next call looks it up again."""
         self._finder.forget()
 
     def put(self, tx: Transaction, queue: int, event_ids: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ class EventQueue:
     def drop_oldest(
         self, tx: Transaction, queue: int, count: int, *, reason: str, error: str
     ) -> list[RemovedMessage]:
-        """Dead-letter the oldest messages that wait; the outcome of their events is `dropped`."""
+        """Dead-letter the oldest waiting messages. The outcome of their events is `dropped`."""
         rows = tx.rows(self._sql["find_oldest"], {"queue": queue, "limit": count})
         removed = [RemovedMessage(*row) for row in rows]
         if removed:
@@ -96,8 +96,8 @@ class EventQueue:
     def expire(
         self, tx: Transaction, queue: int, *, max_age: float, limit: int
     ) -> list[tuple[str, float]]:
-        """Remove messages that have waited too long and were never started, and end their events;
-        the id and age of each.
+        """Remove messages that have waited too long and were never started, and end their events.
+        Return the id and age of each.
         """
         parameters = {"queue": queue, "max_age": float(max_age), "limit": limit}
         rows = tx.rows(self._sql["lock_overdue"], parameters)

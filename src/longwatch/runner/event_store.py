@@ -50,7 +50,7 @@ class EventRecord(NamedTuple):
 
 
 class OutcomeCount(NamedTuple):
-    """How many events of a source have an outcome for a reason."""
+    """How many events of a source have one outcome and reason."""
 
     source: str
     outcome: str
@@ -59,23 +59,23 @@ class OutcomeCount(NamedTuple):
 
 
 class EventStore:
-    """Reads and changes stored events. Every method blocks on the store; any thread."""
+    """Reads and changes stored events. Every method blocks on the store. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = load_queries("longwatch.runner", "queries", database.dialect)
 
     def sources(self, *, timeout: float = CALL_TIMEOUT) -> list[SourceStatus]:
-        """Every source that a runner has had, by name."""
+        """Return every source that a runner has had, sorted by name."""
         rows = self._database.read(lambda tx: tx.rows(self._sql["list_sources"]), timeout=timeout)
         return [SourceStatus(*row)._replace(is_held=bool(row[7])) for row in rows]
 
     def queue_depths(self, *, timeout: float = CALL_TIMEOUT) -> dict[str, int]:
-        """How many events of each source wait."""
+        """Return how many events of each source wait."""
         return {source.name: source.queue_depth for source in self.sources(timeout=timeout)}
 
     def report_connection(self, source: str, *, state: str, reconnects: int, error: str) -> None:
-        """Note the state of the connection to a source."""
+        """Store the state of the connection to a source."""
         parameters = {
             "name": source,
             "state": state,
@@ -92,8 +92,8 @@ class EventStore:
         after: int = 0,
         limit: int = 100,
     ) -> list[EventRecord]:
-        """The newest events, oldest of them first. `outcome`: one of them, or `open`. `after`: the
-        `seq` behind which to begin.
+        """Return the newest events, the oldest of them first. `outcome`: one outcome, or `open`.
+        `after`: only events with a higher `seq`.
         """
         parameters = {"source": source, "outcome": outcome, "after": after, "limit": limit}
         rows = self._database.read(lambda tx: tx.rows(self._sql["list_events"], parameters))
@@ -104,13 +104,13 @@ class EventStore:
         return EventRecord(*rows[0]) if rows else None
 
     def outcomes(self) -> list[OutcomeCount]:
-        """How many events have each outcome, by source and reason."""
+        """Return how many events have each outcome, by source and reason."""
         rows = self._database.read(lambda tx: tx.rows(self._sql["count_outcomes"]))
         return [OutcomeCount(*row) for row in rows]
 
     def retry(self, event_id: str) -> EventRecord:
-        """Queue an event again, as if it had just come in; its dead letter, if it has one, is
-        deleted. UsageError if it cannot be queued.
+        """Queue an event again, as if it had just arrived, and delete its dead letter. Raises
+        UsageError if it cannot be queued.
         """
         self._database.write(lambda tx: self._retry(tx, event_id))
         record = self.event(event_id)

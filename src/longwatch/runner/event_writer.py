@@ -6,13 +6,13 @@ The transaction, in this order:
               its lease. A source that is lost is left out; the others are stored.
     ask       Which of the ids that the server gave are stored? How many events wait? Which faults
               are in the window? The last two are asked only when they are not known.
-    decide    `decide_batch`: what becomes of each event. Nothing but arithmetic.
-    write     All events, their messages, dead letters for what is not queued, and the removal of
-              the oldest messages of a full queue.
+    decide    `decide_batch` decides on each event, without I/O.
+    write     All events, their messages, dead letters for events that are not queued, and the
+              removal of the oldest messages of a full queue.
 
-What is remembered of a source is the window of faults, and how many of its events wait at most. It
-belongs to one lease: another runner may have queued events in between. It changes after the commit
-only. After an error it is forgotten, because it is unknown then what was stored.
+The writer remembers the window of faults of a source, and an upper bound of its waiting events.
+This memory belongs to one lease, because another runner may have queued events in between. It
+changes only after the commit. After an error it is cleared, because the stored state is unknown.
 
 Only the intake adds messages that matter here, so the number that was counted plus the number
 added since is an upper bound. The queue is counted again when that bound reaches the size.
@@ -48,17 +48,17 @@ from longwatch.store.database import Database, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
 MAX_STREAM_ID_CHARS = 200
-"""Of an id as it is; a longer one is stored as its hash, because an index has to hold it."""
+"""The longest id that is stored as it is. A longer one is stored as its hash, to fit an index."""
 MAX_CURSOR_CHARS = 8192
-"""More than servers take in a header."""
+"""More bytes than servers accept in a header."""
 _ID_RANDOM_BYTES = 8
 
 Question = tuple[str, Mapping[str, object]]
 
 
 class NewEvent(NamedTuple):
-    """An event on its way into the store. The id is made here, so that a transaction that is run
-    again stores the same.
+    """An event to store. Its id is made before the transaction, so that a repeated transaction
+    stores the same event.
     """
 
     id: str
@@ -68,7 +68,7 @@ class NewEvent(NamedTuple):
 
 @dataclass(slots=True)
 class SourceMemory:
-    """What is remembered of a source under one lease; None: not known."""
+    """The remembered state of a source under one lease; None: not known."""
 
     claim: Claim
     window: FaultWindow | None = None
@@ -77,7 +77,7 @@ class SourceMemory:
 
 @dataclass(slots=True)
 class SourceBatch:
-    """What one source has to store, and what its transaction asks."""
+    """The items of one source to store, and the state that its decision needs."""
 
     source: str
     cursor: str
@@ -89,7 +89,7 @@ class SourceBatch:
 
 @dataclass(slots=True)
 class BatchPlan:
-    """What becomes of a batch."""
+    """The decisions on the events of one batch."""
 
     now: float = 0.0
     rows: list[dict[str, object]] = field(default_factory=list)
@@ -106,8 +106,8 @@ class BatchPlan:
 
 
 class EventIds:
-    """Makes ids as mailboxes do: 32 hex digits, the time first. They rise in the order in which
-    they are made.
+    """Makes ids like those of mailboxes: 32 hex digits, the time first. Each is higher than the one
+    before.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,9 @@ class EventWriter:
         self._ids = EventIds()
 
     def prepare(self, source: str, items: Sequence[StreamItem], cursor: str) -> SourceBatch:
-        """Read the items of one source. SourceLeaseLostError if this runner does not hold it."""
+        """Parse the items of one source. Raises SourceLeaseLostError if this runner does not hold
+        it.
+        """
         claim = self._leases.claim_of(source)
         memory = self._memories.get(source)
         if memory is None or memory.claim != claim:
@@ -159,10 +161,10 @@ class EventWriter:
         )
 
     def write(self, batches: Sequence[SourceBatch]) -> list[BatchPlan | None]:
-        """Store batches of different sources in one transaction; None for a source whose lease is
-        lost. After an error it is unknown whether something was stored.
+        """Store batches of different sources in one transaction. Return None for a source whose
+        lease is lost. After an error it is unknown whether anything was stored.
         """
-        # In the order of the rows, so that two that meet lock them alike.
+        # In the order of the rows, so that two transactions lock them in the same order.
         ordered = sorted(batches, key=lambda batch: batch.claim.seq)
         try:
             plans = self._database.write(lambda tx: self._store(tx, ordered))
@@ -180,7 +182,7 @@ class EventWriter:
         return [by_source[batch.source] for batch in batches]
 
     def forget(self, source: str) -> None:
-        """Ask the store for everything at the next batch."""
+        """Clear the memory of a source, so that the next batch asks the store again."""
         self._memories.pop(source, None)
         self.queues[source].forget_number()
 
@@ -197,7 +199,7 @@ class EventWriter:
         return plans
 
     def _questions(self, batch: SourceBatch) -> dict[str, Question]:
-        """The statements that the decision needs, the fence first."""
+        """Return the statements that the decision needs, the fence first."""
         stream_ids = [event.stream_id for event in batch.events if event.stream_id is not None]
         asked: dict[str, Mapping[str, object]] = {
             "fence": {
@@ -269,7 +271,7 @@ def decide_batch(
     stored: set[tuple[str, bytes]],
     policy: RunnerPolicy,
 ) -> None:
-    """Decide on each event in order. `stored`: what the server has sent before, by id and hash."""
+    """Decide on each event in order. `stored` are the events stored before, by id and hash."""
     assert plan.window is not None
     for new in batch.events:
         event = new.event
@@ -310,9 +312,7 @@ def _queue_event(plan: BatchPlan, batch: SourceBatch, new: NewEvent, policy: Run
 
 
 def _make_room(plan: BatchPlan, batch: SourceBatch, policy: RunnerPolicy) -> None:
-    """Drop the oldest where more wait than may: first those in the store, then the first of this
-    batch.
-    """
+    """Drop the oldest events if too many wait: first stored ones, then the first of this batch."""
     over = plan.waiting + len(plan.queued) - policy.source_queue_size
     if policy.overflow is OverflowPolicy.REJECT or over <= 0:
         return

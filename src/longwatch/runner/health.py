@@ -10,10 +10,10 @@
 | threads, tasks, memory | live | there are more than a configured limit |
 | started | started | the runner has not begun to connect |
 
-A runner that drains is live, with the words `Shutting down`: a 503 would make Kubernetes kill a pod
-that finishes its work. Capacity is no check: events that wait for a free agent are no fault.
+A runner that drains is live, with the text `Shutting down`: a 503 would make Kubernetes kill a pod
+that finishes its work. Capacity is not checked: events that wait for a free agent are no fault.
 
-Every check is quick, because a report lists all that fail: what they call looks at memory only.
+Every check only reads memory and is quick, because a report runs all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OK = HealthReason.OK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """What a live process may have at most; None: no limit."""
+    """The limits of a live process; None: no limit."""
 
     threads: int | None = None
     tasks: int | None = None
@@ -64,7 +64,7 @@ class LoopBeat:
 
 
 class QueueDepths:
-    """The depth of each source's queue as it was read last. Thread-safe."""
+    """The last depth that was read of each source's queue. Thread-safe."""
 
     def __init__(self, read: Callable[[], Mapping[str, int]], *, max_depth: int) -> None:
         self._read = read
@@ -72,7 +72,7 @@ class QueueDepths:
         self._last: Mapping[str, int] = {}
 
     def refresh(self) -> Mapping[str, int]:
-        """Read the depths. Blocks as the store does, and raises what it raises."""
+        """Read the depths. Blocks on the store, and raises its errors."""
         self._last = self._read()
         return self._last
 
@@ -82,9 +82,9 @@ class QueueDepths:
 
 
 class RunnerHealth:
-    """Makes the checks of one runner. What it is given may be called from any thread."""
+    """Makes the checks of one runner. The given functions must be thread-safe."""
 
-    def __init__(  # noqa: PLR0913 - what the checks ask, each by name
+    def __init__(  # noqa: PLR0913 - the functions that the checks call, each by name
         self,
         *,
         beat: LoopBeat,
@@ -154,7 +154,7 @@ class RunnerHealth:
 
 
 def resident_bytes() -> int:
-    """The memory of this process that is in RAM now; where /proc is missing, at its peak."""
+    """Return the resident memory of this process; its peak where /proc is missing."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * resource.getpagesize()

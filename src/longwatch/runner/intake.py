@@ -1,14 +1,14 @@
-"""The intake: stores what connections have received.
+"""The intake: stores the events that connections have received.
 
-    take     One batch of one source. Callers that wait at the same time share one transaction, so
-             one commit serves many sources. A thread of its own parses and writes; the event loop
-             waits.
-    sweep    What time does to queued events: they expire, they are given their outcome when an
-             operator or the mailbox has removed their message, and old ones are deleted.
+    take     Stores one batch of one source. Callers that wait at the same time share one
+             transaction, so one commit serves many sources. A separate thread parses and writes;
+             the event loop waits.
+    sweep    Expires queued events, sets the outcome of events whose message an operator or the
+             mailbox has removed, and deletes old events.
 
-A take is stored in whole or not at all, with the last event id of its stream, and only while this
-runner holds the lease of the source (`event_writer.py`, `source_lease.py`). The server sends again
-what was not stored, and what is stored already changes nothing.
+A take is stored in whole or not at all, with the last event id of its stream. It is stored only
+while this runner holds the lease of the source (`event_writer.py`, `source_lease.py`). The server
+sends events again that were not stored. Events that are stored already change nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from longwatch.store.named_sql import load_queries
 
 MAX_GROUP_ITEMS = 10_000
 MAX_GROUP_CHARS = 16 << 20
-"""Items, and characters of them, in one transaction, counted before the last batch: other writers
-wait meanwhile.
+"""The most items, and characters of them, before the last batch of one transaction. They are
+limited because other writers wait meanwhile.
 """
 _TIMEOUT = 2 * CALL_TIMEOUT
 
@@ -68,11 +68,11 @@ class Intake:
     """An EventIntake over a SQL store.
 
     `take`, `cursor` and `report_oversize` are used on one event loop. `cursor_now`, `sweep` and
-    `is_expired` block on the store, and may be called from any other thread. `leases` are made here
-    if they are not given; the caller starts and stops them.
+    `is_expired` block on the store, and may be called from any other thread. The intake makes
+    `leases` if they are not given. The caller starts and stops them.
     """
 
-    def __init__(  # noqa: PLR0913 - a runner's intake and its surroundings
+    def __init__(  # noqa: PLR0913 - a runner's intake and its environment
         self,
         database: Database,
         sources: Sequence[SourceSpec],
@@ -122,23 +122,23 @@ class Intake:
     # --- blocking ---
 
     def cursor_now(self, source: str) -> str:
-        """The last event id that was stored for this source; empty: none."""
+        """Return the last event id that was stored for this source; empty: none."""
         rows = self._database.read(lambda tx: tx.rows(self._sql["cursor"], {"name": source}))
         return str(rows[0][0]) if rows else ""
 
     def take_now(self, source: str, items: Sequence[StreamItem], *, cursor: str) -> None:
-        """`take`, for callers without an event loop. Not while another thread takes."""
+        """Do what `take` does, for callers without an event loop. Not thread-safe."""
         take = _Take(source, items, cursor)
         self._store([take])
         if take.error is not None:
             raise take.error
 
     def sweep(self) -> int:
-        """Expire, reconcile and delete, in small transactions; how many events have changed."""
+        """Expire, reconcile and delete events in small transactions. Return how many changed."""
         return self._queue_sweep.run() + self._retention.run()
 
     def is_expired(self, received_at: float) -> bool:
-        """Whether an event that came in then, on the store's clock, is too old to be started."""
+        """Return whether an event that arrived then, on the store's clock, is too old to start."""
         max_age = self._policy.max_queue_age
         if max_age is None:
             return False
@@ -146,13 +146,13 @@ class Intake:
         return float(now) - received_at >= max_age
 
     def close(self) -> None:
-        """End the thread of the intake; the leases and the store are the caller's."""
+        """Stop the thread of the intake. The caller closes the leases and the store."""
         self._call.close()
 
     # --- the thread of the intake ---
 
     async def _wait_for(self, request: _Request) -> None:
-        """Wait until the thread has dealt with the request; the callers of one call share it."""
+        """Wait until the thread has served the request. Waiting callers share one turn of it."""
         self._waiting.append(request)
         try:
             while not request.is_done:
@@ -162,12 +162,12 @@ class Intake:
                 f"no answer from the store within {_TIMEOUT:g} s; whether it was written is unknown"
             ) from None
         finally:
-            request.is_abandoned = True  # a caller that has given up wants nothing stored
+            request.is_abandoned = True  # nothing must be stored for a caller that has given up
         if request.error is not None:
             raise request.error
 
     def _serve(self) -> None:
-        """Deal with what waits: the cursors that are asked for, then one transaction."""
+        """Serve the waiting requests: first the cursors, then one transaction of takes."""
         takes: list[_Take] = []
         count = size = 0
         while count < MAX_GROUP_ITEMS and size < MAX_GROUP_CHARS:
@@ -195,8 +195,8 @@ class Intake:
             request.finish()
 
     def _store(self, takes: Sequence[_Take]) -> None:
-        """Store takes in one transaction. An error that is not the store's comes of one of them,
-        so then each gets a transaction of its own.
+        """Store takes in one transaction. After an error that is not a StoreError, which one take
+        has caused, each take gets its own transaction.
         """
         try:
             self._store_together(takes)

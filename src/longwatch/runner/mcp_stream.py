@@ -4,15 +4,16 @@ Steps: initialize, wait for the server's event stream (the GET of streamable HTT
 level, look for the subscribe tool, call it. From then on the notifications of one logger are items.
 They have no ids: such a server starts each session at "now".
 
-The SDK repairs and hides what this module must know: it opens a broken event stream again inside
-the old session, gives up without a sign, and replaces the status of a response by a text. So the
-SDK gets an HTTP transport that watches (`_WatchedTransport`): statuses, errors, the bytes of the
-event stream and its end. The first fault ends the connection; the next one has a new client.
+The SDK hides faults that this module must see: it opens a broken event stream again inside the old
+session, gives up silently, and replaces the status of a response by a text. So the SDK gets an HTTP
+transport (`_WatchedTransport`) that reports statuses, errors, the bytes of the event stream and its
+end. The first fault ends the connection. The next connection has a new client.
 
-A session is served by a task of its own, which owns the task groups of the SDK. A server that has
-sent no byte for half of the read timeout is pinged, and has the other half to answer.
+A separate task serves a session and owns the task groups of the SDK. It pings a server that has
+sent no byte for half of the read timeout, and the server has the other half to reply.
 
-While our side does not read, the transport stops to read the event stream, and the server waits.
+While the connection does not read, the transport stops reading the event stream, and the server
+waits.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class McpStream:
         self.subscribed = asyncio.Event()
 
     async def read(self) -> StreamBatch | None:
-        """The items that came; none of them when the server gave another sign of life."""
+        """Return the items that arrived; no items if the server sent only other bytes."""
         await self._news.wait()
         if not self._items and not self._dropped and self._error is not None:
             if self._error.failure is CLEAN_END:
@@ -116,14 +117,14 @@ class McpStream:
                 await self._subscribe(client)
                 await self._ping_when_silent(client)
             except Exception as error:
-                self.fail(error)  # before the SDK closes what is open, which looks like a fault
+                self.fail(error)  # before the SDK closes its connections, which looks like a fault
                 raise
             finally:
                 if self._error is None or self._error.failure.reason is FailureReason.HTTP_STATUS:
                     await self._end_session(http, client)
 
     async def _end_session(self, http: httpx2.AsyncClient, client: Client) -> None:
-        """Have the server forget the session and its subscription, if it answers."""
+        """Ask the server to delete the session and its subscription."""
         headers = {
             _SESSION_HEADER: self._transport.session_id,
             _VERSION_HEADER: client.session.protocol_version or "",
@@ -178,7 +179,7 @@ class McpStream:
         self._items.append(StreamItem(text))
         self._news.set()
 
-    # --- what the transport saw ---
+    # --- reports of the transport ---
 
     @property
     def is_full(self) -> bool:
@@ -214,8 +215,8 @@ async def open_mcp(
     cursor: str,  # noqa: ARG001 - such a server starts at "now"
     clock: Clock,
 ) -> AsyncIterator[McpStream]:
-    """Connect, initialize and subscribe with a new client. Every exception is a failure that may
-    pass.
+    """Connect, initialize and subscribe with a new client. Every exception is a failure that may be
+    temporary.
     """
     stream = McpStream(spec, policy, clock=clock)
     task = asyncio.create_task(stream.serve())
@@ -267,7 +268,7 @@ def _stream_error(error: BaseException) -> StreamFailedError:
 
 
 class _WatchedTransport(httpx2.AsyncBaseTransport):
-    """The HTTP of one session. It reports to the stream what the SDK would hide."""
+    """The HTTP transport of one session. It reports to the stream the faults that the SDK hides."""
 
     def __init__(self, spec: SourceSpec, stream: McpStream, *, clock: Clock) -> None:
         self._spec = spec
@@ -323,7 +324,7 @@ class _WatchedTransport(httpx2.AsyncBaseTransport):
             await self._room.wait()
 
     def resume(self) -> None:
-        """Read on; after a failure there is nothing to wait for."""
+        """Read on, also after a failure."""
         self._room.set()
         if self._stream.has_failed:
             self._stream_opened.set()
@@ -337,8 +338,8 @@ class _WatchedTransport(httpx2.AsyncBaseTransport):
         )
 
     def _report_status(self, request: httpx2.Request, response: httpx2.Response) -> None:
-        """A 404 inside a session: the server was restarted and does not know it. A 400 is an answer
-        to a call, which the SDK reads.
+        """Report the status of a response as a fault, if it is one. A 404 inside a session means
+        that a restarted server does not know it. A 400 is a reply to a call, which the SDK reads.
         """
         status = response.status_code
         if status == _NOT_FOUND and _SESSION_HEADER in request.headers:
@@ -373,7 +374,7 @@ class _WatchedBytes(httpx2.AsyncByteStream):
         self._stream.fail(StreamFailedError(CLEAN_END))
 
     async def aclose(self) -> None:
-        """Close it. Before its end the SDK does so for an event that is too large."""
+        """Close the body. The SDK closes it before its end if an event is too large."""
         await self._inner.aclose()
         error = "the event stream was closed: expected events within max_event_bytes"
         failure = Failure(reason=FailureReason.NETWORK_ERROR, error=error)

@@ -1,4 +1,4 @@
-"""What a runner is to do, as frozen values: its sources, its agent, its limits."""
+"""The settings of a runner as frozen values: its sources, its agent, its limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SourceKind(StrEnum):
 
 
 class OverflowPolicy(StrEnum):
-    """What a full queue does with one event more."""
+    """How a full queue treats one more event."""
 
     DROP_OLDEST = "drop-oldest"
     REJECT = "reject"
@@ -40,7 +40,7 @@ class OverflowPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """How an MCP server is made to send events: a tool to call, and the logger to listen to."""
+    """How to subscribe to an MCP server: the tool to call, and the logger of its events."""
 
     tool: str = "events_subscribe"
     arguments: Mapping[str, object] = field(default_factory=lambda: {"mode": "faults"})
@@ -75,9 +75,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputCheck:
-    """The output that a successful run must leave: a file in its workspace of at least so many
-    bytes.
-    """
+    """The output that a successful run must leave: a file in its workspace with a least size."""
 
     file: str
     min_bytes: int = 1
@@ -101,7 +99,7 @@ class AgentSpec:
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     stop_grace: float = 5.0
     max_output_bytes: int = 10 * MEBIBYTE
-    """Of each of its two streams; the end of a longer one is kept."""
+    """The bytes that are kept of each of its two streams, from the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +108,7 @@ class RunnerPolicy:
 
     agent_timeout: float | None = 300.0
     progress_timeout: float | None = None
-    """An agent that writes nothing for so long is stalled and ended."""
+    """Seconds without output after which an agent is stalled and ended."""
     max_queue_age: float | None = 600.0
     queue_sweep_interval: float = 60.0
     shutdown_timeout: float = 30.0
@@ -129,9 +127,9 @@ class RunnerPolicy:
     work_breaker_cooldown: float = 300.0
     breaker_affects_readiness: bool = True
     alert_after_failures: int = 5
-    """The alert throttle: an outage is announced at so many failures in a row."""
+    """The alert throttle: an outage is announced at this many failures in a row."""
     max_event_bytes: int = 4 * MEBIBYTE
     run_retention: float = 14 * DAY
     event_retention: float = 7 * DAY
     retry_delay: float = 10.0
-    """Before the second attempt of a failed run; doubles, up to 900."""
+    """Seconds before the second attempt of a failed run. The delay doubles, up to 900."""

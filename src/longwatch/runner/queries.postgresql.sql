@@ -2,9 +2,9 @@
 -- a select locks the rows that the same transaction changes afterwards.
 
 -- name: fence
--- Store the last event id of a source, and renew its lease; changes nothing unless the lease
--- matches. The row stays locked, so no other runner gets the lease before the transaction ends. The
--- time of the store.
+-- Store the last event id of a source, and renew its lease. Changes nothing unless the lease
+-- matches. The row stays locked, so no other runner gets the lease before the transaction ends.
+-- Returns the time of the store.
 UPDATE longwatch_runner_sources SET last_event_id = :cursor,
     last_event_at = CASE WHEN :items > 0 THEN :wall_now ELSE last_event_at END,
     lease_until = greatest(lease_until, :lease_now + :lease_seconds::float8)
@@ -98,7 +98,7 @@ ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 SELECT source, outcome, reason FROM longwatch_runner_events WHERE id = :id FOR UPDATE
 
 -- name: list_events
--- The newest events, newest first. A filter that is null lets all through.
+-- The newest events, newest first. A null filter matches all.
 SELECT seq, id, source, stream_id, received_at, severity, fault_key, data, outcome, reason, ended_at
 FROM longwatch_runner_events
 WHERE seq > :after AND (:source::text IS NULL OR source = :source::text)

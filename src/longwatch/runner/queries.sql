@@ -1,11 +1,11 @@
 -- Queries of the runner about event sources and stream events that are the same on every database.
 
 -- name: insert_source
--- Insert a source that is not there; `number_sources` gives it its queue.
+-- Insert a source that does not exist. `number_sources` sets its queue.
 INSERT INTO longwatch_runner_sources (queue, name) VALUES (0, :name) ON CONFLICT (name) DO NOTHING
 
 -- name: number_sources
--- Give new sources their queue.
+-- Set the queue of new sources.
 UPDATE longwatch_runner_sources SET queue = seq WHERE queue = 0
 
 -- name: find_sources
@@ -17,7 +17,7 @@ SELECT name, seq, lease_state, owner, term FROM longwatch_runner_sources ORDER B
 SELECT last_event_id FROM longwatch_runner_sources WHERE name = :name
 
 -- name: report_connection
--- Note the state of the connection to a source.
+-- Store the state of the connection to a source.
 UPDATE longwatch_runner_sources SET state = :state, state_since = :wall_now,
     reconnects = :reconnects, connection_error = :error
 WHERE name = :name
@@ -47,7 +47,7 @@ ORDER BY longwatch_runner_sources.name
 SELECT :wall_now
 
 -- name: count_waiting
--- How many messages of a queue wait, counted no further than :limit in each state.
+-- How many messages of a queue wait, counted up to :limit in each state.
 SELECT
     (SELECT count(*) FROM (
         SELECT 1 FROM longwatch_messages WHERE queue = :queue AND lease_state = 0 LIMIT :limit
@@ -75,7 +75,7 @@ SELECT lease_state FROM longwatch_messages WHERE id = :id
 DELETE FROM longwatch_dead_letters WHERE id = :id
 
 -- name: reopen
--- Take the outcome of an event back.
+-- Clear the outcome of an event.
 UPDATE longwatch_runner_events SET outcome = NULL, reason = '', ended_at = NULL WHERE id = :id
 
 -- name: restart_age
@@ -83,7 +83,7 @@ UPDATE longwatch_runner_events SET outcome = NULL, reason = '', ended_at = NULL 
 UPDATE longwatch_messages SET enqueued_at = :wall_now WHERE id = :id AND lease_state <> 2
 
 -- name: find_overdue
--- Whether any event of a queue has waited too long and has never started. Delayed messages have.
+-- Whether any event of a queue has waited too long and never started. Delayed messages did start.
 SELECT 1 FROM longwatch_messages
 WHERE queue = :queue AND lease_state = 0 AND deliveries = 0 AND enqueued_at <= :wall_now - :max_age
 LIMIT 1

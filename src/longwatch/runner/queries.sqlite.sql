@@ -2,8 +2,8 @@
 -- time, so a select and the update after it see the same rows.
 
 -- name: fence
--- Store the last event id of a source, and renew its lease; changes nothing unless the lease
--- matches. The time of the store.
+-- Store the last event id of a source, and renew its lease. Changes nothing unless the lease
+-- matches. Returns the time of the store.
 UPDATE longwatch_runner_sources SET last_event_id = :cursor,
     last_event_at = CASE WHEN :items > 0 THEN :wall_now ELSE last_event_at END,
     lease_until = max(lease_until, :lease_now + :lease_seconds)
@@ -82,7 +82,7 @@ ORDER BY seq LIMIT :limit
 SELECT source, outcome, reason FROM longwatch_runner_events WHERE id = :id
 
 -- name: list_events
--- The newest events, newest first. A filter that is null lets all through.
+-- The newest events, newest first. A null filter matches all.
 SELECT seq, id, source, stream_id, received_at, severity, fault_key, data, outcome, reason, ended_at
 FROM longwatch_runner_events
 WHERE seq > :after AND (:source IS NULL OR source = :source)

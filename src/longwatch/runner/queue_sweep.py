@@ -1,4 +1,4 @@
-"""The sweep of the queues: what becomes of queued events without a run.
+"""Sweeps the queues of a runner: expires, reconciles and reopens events without a run.
 
     expire      An event that has waited longer than MAX_QUEUE_AGE_SECONDS and was never started is
                 removed. Outcome `expired`.
@@ -6,10 +6,10 @@
                 reason of the dead letter, or `dropped` with the reason `purged` if an operator
                 removed the message.
     reopen      An event whose dead letter was replayed is in the mailbox again, so its outcome is
-                taken back and its age counts from now.
+                cleared and its age counts from now.
 
-A read looks first; a transaction changes one small batch, so other writers never wait long. Several
-runners may sweep at once: each row is changed, and counted, by one of them.
+A sweep reads first. Each transaction changes one small batch, so other writers never wait long.
+Several runners may sweep at once: only one of them changes, and counts, each row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from longwatch.store.named_sql import load_queries
 
 BATCH = 200
 MAX_BATCHES = 100
-"""Of one kind and queue in one sweep; the next sweep goes on."""
+"""The most events of one kind and queue in one sweep. The next sweep continues."""
 MAX_EXPIRED_SHOWN = 3
-"""Events of a queue and a sweep that the log shows."""
+"""The most events of one queue that the log shows for a sweep."""
 PURGED = "purged"
 
 
 class QueueSweep:
-    """Sweeps the queues of a runner. Blocks on the store; any thread, one at a time."""
+    """Sweeps the queues of a runner. Blocks on the store. Any thread may call it, one at a time."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class QueueSweep:
         self._sql = load_queries("longwatch.runner", "queries", database.dialect)
 
     def run(self) -> int:
-        """Sweep every queue; how many events have changed."""
+        """Sweep every queue. Return how many events have changed."""
         return sum(self._sweep_queue(source, queue) for source, queue in self._queues.items())
 
     def _sweep_queue(self, source: str, queue: EventQueue) -> int:
@@ -62,9 +62,7 @@ class QueueSweep:
         found = self._read("find_returned_messages", parameters)
 
         def work(tx: Transaction) -> int:
-            """A message that is claimed or settled meanwhile is left alone: its run ends the
-            event.
-            """
+            """Skip a message that is claimed or settled meanwhile: its run ends the event."""
             returned = [{"id": event_id} for (event_id,) in found]
             waiting = [each for each in returned if tx.execute(self._sql["restart_age"], each)]
             return sum(tx.execute(self._sql["reopen"], each) for each in waiting)
@@ -109,7 +107,7 @@ class QueueSweep:
             self._emit_expired(source, expired)
 
     def _emit_expired(self, source: str, expired: list[tuple[str, float]]) -> None:
-        """Emit a few events that stand for all."""
+        """Emit a few of the expired events, and how many there are."""
         shown = expired[:MAX_EXPIRED_SHOWN]
         for index, (event_id, age) in enumerate(shown):
             is_last = index == len(shown) - 1
@@ -123,7 +121,7 @@ class QueueSweep:
 
 
 def _repeat(sweep_batch: Callable[[], int]) -> int:
-    """Sweep batches until one is not full; how many events have changed."""
+    """Sweep batches until one is not full. Return how many events have changed."""
     changed = 0
     for _ in range(MAX_BATCHES):
         count = sweep_batch()

@@ -12,10 +12,11 @@ MAX_BYTES = 1 << 20
 
 
 class ReadAhead:
-    """Gathers what a reader adds until a consumer takes it, bounded. Used on one event loop.
+    """Collects items of a reader, up to a limit, until a consumer takes them. Used on one event
+    loop.
 
-    A batch that moves only the cursor is handed over when the stream has ended: blocks with an id
-    and no data are the heartbeat of some servers, and not worth a commit each.
+    A batch that moves only the cursor is passed on when the stream has ended. Some servers send
+    blocks with an id and no data as a heartbeat, which is not worth a commit each.
     """
 
     def __init__(self, cursor: str) -> None:
@@ -29,11 +30,11 @@ class ReadAhead:
 
     @property
     def items(self) -> Sequence[StreamItem]:
-        """What was added and not handed over."""
+        """The items that were added and not taken yet."""
         return self._items
 
     def add(self, batch: StreamBatch) -> bool:
-        """Add what was read; whether there is room for more."""
+        """Add a batch. Return whether there is room for more."""
         self._items += batch.items
         self._cursor = batch.cursor
         self._dropped += batch.dropped
@@ -43,17 +44,17 @@ class ReadAhead:
         return len(self._items) < MAX_ITEMS and self._size < MAX_BYTES
 
     async def room(self) -> None:
-        """Wait until what was added was handed over."""
+        """Wait until the added items were taken."""
         self._room.clear()
         await self._room.wait()
 
     def end(self) -> None:
-        """The stream has ended: what was added is the last batch."""
+        """End the stream: the items that were added are the last batch."""
         self._has_ended = True
         self._ready.set()
 
     async def next_batch(self) -> StreamBatch | None:
-        """All that was added since the last call, when there is something; None at the end."""
+        """Wait for items, and return all that were added since the last call; None at the end."""
         await self._ready.wait()
         if not (self._items or self._dropped or self._cursor != self._handed_over):
             return None

@@ -1,4 +1,4 @@
-"""When a lost connection to an event source is made again: decisions only.
+"""Decides when to reconnect to an event source.
 
 Every connection that ends, or that cannot be made, is a failure with a reason and a wait. No
 failure is final: attempts are unlimited.
@@ -11,7 +11,7 @@ Rules
        stays silent, or that closes each connection at once, is therefore retried ever more slowly.
     3. `retry:` of the server replaces the base delay, from `SHORTEST_DELAY` to the longest delay.
     4. `Retry-After` lengthens a wait, up to the longest delay, and never shortens it.
-    5. What only a person can repair (401, 403, 404, 410 and the like) is a slow failure: it waits
+    5. A failure that only a person can repair (401, 403, 404, 410 and the like) is slow: it waits
        for the longest delay at once.
 """
 
@@ -115,13 +115,13 @@ class Reconnect:
         self._backoff = Backoff(policy, spread=spread)
 
     def set_base(self, seconds: float) -> None:
-        """Take the reconnection time that the server asked for as the base delay, clamped."""
+        """Use the reconnection time that the server requested as the base delay, clamped."""
         policy = self._backoff.policy
         base = min(max(seconds, self._shortest), policy.cap)
         self._backoff.policy = replace(policy, initial=base)
 
     def failed(self, failure: Failure, *, good_for: float) -> Retry:
-        """Record a failure after a connection that was good for so long (0: there was none)."""
+        """Record a failure after a connection that was good for `good_for` seconds; 0: none."""
         delay = self._backoff.failed(lasted=good_for)
         policy = self._backoff.policy
         if failure.is_slow:
@@ -133,10 +133,11 @@ class Reconnect:
 
 
 def failure_of_status(status: int, *, retry_after: str | None, now: float) -> Failure:
-    """The failure that a status other than 200 is. `now` is wall time, for a date in Retry-After.
+    """Return the failure for a status other than 200. `now` is wall time, for a date in
+    Retry-After.
 
-    Timeouts, overload and faults of the server (408, 425, 429, 5xx) pass. Any other status stays
-    until a person repairs it.
+    Timeouts, overload and faults of the server (408, 425, 429, 5xx) are temporary. Any other status
+    stays until a person repairs it.
     """
     is_passing = status in _RETRIED_STATUSES or status in _SERVER_ERRORS
     cure = "its headers or token_file" if status in _UNAUTHORIZED else "its url and kind"
@@ -150,7 +151,7 @@ def failure_of_status(status: int, *, retry_after: str | None, now: float) -> Fa
 
 
 def parse_retry_after(value: str | None, *, now: float) -> float | None:
-    """The seconds that a Retry-After header asks for, as a number or a date; None: it has none."""
+    """Return the seconds in a Retry-After header, which is a number or a date; None without one."""
     text = (value or "").strip()
     if text.isascii() and text.isdigit():
         return float(text[:10])
@@ -161,8 +162,8 @@ def parse_retry_after(value: str | None, *, now: float) -> float | None:
 
 
 def failure_of_error(error: BaseException) -> Failure:
-    """The failure that an exception is, by its causes: the client libraries wrap what the operating
-    system said.
+    """Return the failure for an exception, by its causes, because client libraries wrap the errors
+    of the operating system.
     """
     if isinstance(error, StreamFailedError):
         return error.failure
@@ -185,7 +186,7 @@ def _reason_of(causes: list[BaseException]) -> FailureReason:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it was raised from; of a group the first."""
+    """Yield the exception and its causes; of a group the first."""
     cause: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         while isinstance(cause, BaseExceptionGroup):

@@ -12,11 +12,11 @@ from longwatch.store.named_sql import load_queries
 
 BATCH = 500
 MAX_BATCHES = 200
-"""In one sweep; the next sweep goes on."""
+"""The most batches in one sweep. The next sweep continues."""
 
 
 class EventRetention:
-    """Deletes old events of all sources. Blocks on the store; any thread."""
+    """Deletes old events of all sources. Blocks on the store. Thread-safe."""
 
     def __init__(self, database: Database, seconds: float) -> None:
         self._database = database
@@ -24,7 +24,7 @@ class EventRetention:
         self._sql = load_queries("longwatch.runner", "queries", database.dialect)
 
     def run(self) -> int:
-        """Delete in small transactions; how many events."""
+        """Delete old events in small transactions. Return how many."""
         deleted = 0
         for _ in range(MAX_BATCHES):
             if not self._database.read(

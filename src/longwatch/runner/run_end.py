@@ -1,4 +1,4 @@
-"""How an agent run ended: cause and status, and what becomes of its event then.
+"""How an agent run ended: its cause and status, and the settlement of its event.
 
     cause                                   status      event
     exit 0, with the promised output        success     done, outcome `run`
@@ -39,7 +39,7 @@ _SUCCESS = "exit 0"
 
 _MAX_LAST_LINE = 300
 _MAX_OUTPUT_LENGTH = 32_768
-"""Characters; more than the two tails have, unless they are full of zero bytes."""
+"""Characters. The two tails have fewer, unless they are full of zero bytes."""
 
 
 class RunStatus(StrEnum):
@@ -50,7 +50,7 @@ class RunStatus(StrEnum):
 
 
 class EventOutcome(StrEnum):
-    """What became of a stream event, as far as dispatch decides it."""
+    """The outcomes of a stream event that dispatch decides."""
 
     RUN = "run"
     EXPIRED = "expired"
@@ -67,9 +67,7 @@ _STATUS_BY_CAUSE = {
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended, as its record keeps it. `output`: the end of what the agent wrote;
-    `duration`: seconds.
-    """
+    """The stored end of a run. `output`: the end of the agent's output. `duration`: seconds."""
 
     status: RunStatus
     cause: str
@@ -82,16 +80,16 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_success(self) -> bool | None:
-        """What the end says about the agent; None: nothing."""
+        """Whether the agent succeeded; None if the end says nothing about the agent."""
         return None if self.status is RunStatus.CANCELLED else self.status is RunStatus.SUCCESS
 
     def lost(self) -> RunEnd:
-        """This end of a run whose lease was lost: however it ended, it does not count."""
+        """Return this end for a run whose lease was lost, so that its result does not count."""
         return msgspec.structs.replace(self, status=RunStatus.CANCELLED, cause=LEASE_LOST)
 
 
 class RunSettlement(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Settlement.result` carries: how a run ended, and the outcome of its event. `end` None:
+    """The value of `Settlement.result`: how a run ended, and the outcome of its event. `end` None:
     there was no run. `outcome` None: the event is queued again.
     """
 
@@ -107,7 +105,7 @@ def status_of_cause(cause: str) -> RunStatus:
 
 
 def cause_of(end: TaskEnd) -> str:
-    """The cause by the end of the process; the promised output is not looked at."""
+    """Return the cause by the end of the process. Does not check the promised output."""
     match end.reason:
         case TaskEndReason.TIMEOUT:
             return TIMEOUT
@@ -121,12 +119,12 @@ def cause_of(end: TaskEnd) -> str:
 
 
 def is_success(cause: str) -> bool:
-    """Whether the agent ended well, if its output is there."""
+    """Return whether the cause is a success, if the promised output exists."""
     return cause == _SUCCESS
 
 
 def describe_end(end: TaskEnd, *, timeout: float | None, progress_timeout: float | None) -> str:
-    """The end in one sentence, for the record, the log and the dead letter."""
+    """Describe the end in one sentence, for the record, the log and the dead letter."""
     match end.reason:
         case TaskEndReason.TIMEOUT:
             return f"it ran for longer than {timeout:g} s and was ended{_kills(end)}"
@@ -140,7 +138,7 @@ def describe_end(end: TaskEnd, *, timeout: float | None, progress_timeout: float
 
 
 def last_line(output: bytes) -> str:
-    """The last line that has a text, as one printable line."""
+    """Return the last line that is not blank, as printable text."""
     for line in reversed(output.splitlines()):
         if text := line.decode(errors="replace").strip():
             return printable(mask_text(text), max_chars=_MAX_LAST_LINE)
@@ -148,7 +146,7 @@ def last_line(output: bytes) -> str:
 
 
 def output_text(stdout: bytes, stderr: bytes) -> str:
-    """The ends of both streams under their names, masked."""
+    """Return the ends of both streams under their names, masked."""
     parts = []
     for name, data in (("stdout", stdout), ("stderr", stderr)):
         if text := data.decode(errors="replace").strip():
@@ -161,7 +159,7 @@ def bounded_error(text: str) -> str:
 
 
 def _kills(end: TaskEnd) -> str:
-    """What had to be killed, as evidence."""
+    """Describe the processes that had to be killed."""
     killed, survivors = end.process.killed, end.process.survivors
     text = f"; {killed} of its processes had to be killed" if killed else ""
     return f"{text}; {survivors} processes survived SIGKILL" if survivors else text

@@ -1,7 +1,7 @@
 -- Queries of `run_store.py`, the same on every database. A run is open until `ended_at` is set.
 
 -- name: find_event
--- The stream event of a message, how long it is queued, how many runs it has had, and how many of
+-- The stream event of a message, how long it has been queued, its number of runs, and how many of
 -- them since it was queued.
 SELECT source, data, severity, received_at, :wall_now - coalesce(enqueued_at, received_at),
     (SELECT count(*) FROM longwatch_runner_runs AS run WHERE run.event = event.id),
@@ -19,7 +19,7 @@ FROM longwatch_messages AS message
 WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
 -- name: record_pid
--- Which process a run is.
+-- Store the process of a run.
 UPDATE longwatch_runner_runs SET pid = :pid, pid_start = :pid_start
 WHERE id = :id AND ended_at IS NULL
 
@@ -37,7 +37,7 @@ UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cau
 WHERE id = :id AND ended_at IS NULL AND cancel_requested = 0
 
 -- name: end_lost_of_event
--- End the open runs of an event that are not to be cancelled: its claim was given to another one.
+-- End the open runs of an event that are not to be cancelled: another runner has claimed the event.
 UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'lease_lost',
     error = :error
 WHERE event = :event AND ended_at IS NULL AND cancel_requested = 0
@@ -94,7 +94,7 @@ WHERE ended_at IS NULL AND cancel_requested <> 0 AND NOT EXISTS (
 )
 
 -- name: has_lost
--- Whether there is an open run whose message is not leased to its runner any more; a read.
+-- Whether there is an open run whose message is no longer leased to its runner.
 SELECT 1 FROM longwatch_runner_runs
 WHERE ended_at IS NULL AND NOT EXISTS (
     SELECT 1 FROM longwatch_messages AS message
@@ -123,7 +123,7 @@ FROM longwatch_runner_runs AS run LEFT JOIN longwatch_owners USING (owner)
 WHERE ended_at IS NULL AND run.boot = :boot ORDER BY run.seq
 
 -- name: find_runs
--- Runs that fit, the newest first; a parameter that is null fits all.
+-- Runs that match, the newest first. A null parameter matches all.
 SELECT {columns} FROM longwatch_runner_runs
 WHERE (CAST(:source AS TEXT) IS NULL OR source = :source)
     AND (CAST(:event AS TEXT) IS NULL OR event = :event)
@@ -142,5 +142,5 @@ WHERE started_at < :wall_now - CAST(:retention AS DOUBLE PRECISION) AND ended_at
 ORDER BY seq LIMIT :limit
 
 -- name: delete_run
--- Forget a run.
+-- Delete a run.
 DELETE FROM longwatch_runner_runs WHERE id = :id

@@ -14,14 +14,15 @@ from longwatch.runner.workspace import Workspace
 
 BATCH = 50
 MAX_BATCHES = 20
-"""Of one sweep; the next one goes on."""
+"""The most batches of one sweep. The next sweep continues."""
 
 
 def remove_old_runs(store: RunStore, root: Path, *, retention: float) -> int:
-    """Remove runs that began longer ago than `retention` seconds, in small batches; how many.
+    """Remove runs that began longer ago than `retention` seconds, in small batches. Return how
+    many.
 
-    A workspace that cannot be removed keeps its record, and the next sweep tries again. Blocks on
-    the store and the disk.
+    The record of a workspace that cannot be removed stays, and the next sweep tries again. Blocks
+    on the store and the disk.
     """
     removed, after = 0, 0
     for _ in range(MAX_BATCHES):
@@ -37,7 +38,7 @@ def remove_old_runs(store: RunStore, root: Path, *, retention: float) -> int:
 
 
 def _remove_workspace(run: OldRun, root: Path) -> bool:
-    """Whether nothing of the workspace is left that is ours to remove."""
+    """Remove the workspace of a run. Return whether its record may be deleted."""
     workspace = Workspace(root, run.id)
     if str(workspace.path) == run.workspace:
         with suppress(OSError):

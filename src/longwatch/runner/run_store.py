@@ -50,8 +50,8 @@ _COLUMNS = (
 
 
 class QueuedEvent(NamedTuple):
-    """A stream event as dispatch sees it. `age`: seconds since it was queued; `runs`: how many it
-    has had; `recent_runs`: those since it was queued, which a person may have done again.
+    """A queued stream event. `age`: seconds since it was queued. `runs`: how many runs it has had.
+    `recent_runs`: those since it was last queued, which an operator may have done again.
     """
 
     source: str
@@ -75,7 +75,7 @@ class NewRun:
 
 
 class RunRecord(NamedTuple):
-    """One run, for people. `status` is `running` until it has ended."""
+    """One run, for the command line. `status` is `running` until it has ended."""
 
     id: str
     event: str
@@ -118,7 +118,7 @@ class OldRun(NamedTuple):
 
 
 class RunStore:
-    """Reads and writes runs. Every method blocks on the store; those that take a transaction do
+    """Reads and writes runs. Every method blocks on the store. Methods that take a transaction do
     nothing but SQL. Thread-safe.
     """
 
@@ -136,9 +136,9 @@ class RunStore:
         return QueuedEvent(*rows[0]) if rows else None
 
     def begin(self, run: NewRun, claim: Claim) -> bool:
-        """Insert an open run, and end those of the event that were left open; False if the claim
-        no longer holds, and the run must not start. CancelledEventError: one of those is to be
-        cancelled.
+        """Insert an open run, and end earlier runs of the event that were left open. Return False
+        if the claim no longer matches, so that the run must not start. Raises CancelledEventError
+        if an earlier run is to be cancelled.
         """
         facts = {
             **claim._asdict(),
@@ -166,14 +166,14 @@ class RunStore:
         self._database.write(lambda tx: tx.execute(self._sql["record_pid"], facts))
 
     def end(self, run_id: str, end: RunEnd) -> None:
-        """End a run whose message is another's by now."""
+        """End a run whose message belongs to another runner now."""
         self._database.write(lambda tx: self._end(tx, run_id, end))
 
     # --- inside the transactions of a claim source ---
 
     def settle(self, tx: Transaction, settled: Sequence[tuple[Settlement, bool]]) -> None:
-        """Write how runs ended and what became of their events, with their messages. If a
-        settlement was refused, the lease was lost, and so was the run.
+        """Write the ends of runs and the outcomes of their events in the transaction that settles
+        the messages. A run whose settlement was refused ends as `lease_lost`.
         """
         for settlement, is_settled in settled:
             if settlement.result is None:
@@ -188,7 +188,7 @@ class RunStore:
                 self._dead_letter_cancelled(tx, decided.event)
 
     def give_up(self, tx: Transaction, given_up: Sequence[GivenUp]) -> None:
-        """The messages of these events were dead-lettered by their mailboxes."""
+        """Set the outcomes of events whose messages their mailboxes have dead-lettered."""
         for each in given_up:
             self._end_lost_of_event(tx, each.message_id)
             self._end_cancelled_of_event(tx, each.message_id)
@@ -197,7 +197,7 @@ class RunStore:
     # --- runs that were left open ---
 
     def open_runs(self) -> list[OpenRun]:
-        """The open runs of this boot of this machine."""
+        """Return the open runs of this boot of this machine."""
         rows = self._database.read(lambda tx: tx.rows(self._sql["find_open"], {"boot": boot_id()}))
         return [
             OpenRun(run_id, source, pid, start, None if text is None else Incarnation.parse(text))
@@ -205,8 +205,8 @@ class RunStore:
         ]
 
     def end_lost(self, run_id: str) -> bool:
-        """End one open run whose runner certainly is dead; False if it has ended, or the claimant
-        of its event will end it.
+        """End one open run whose runner certainly is dead. Return False if it has ended, or if the
+        claimant of its event will end it.
         """
         facts = {"id": run_id, "error": _LOST_ERROR}
 
@@ -219,7 +219,7 @@ class RunStore:
         return self._database.write(work)
 
     def end_lost_runs(self) -> int:
-        """End all open runs whose runner has lost their lease; how many."""
+        """End all open runs whose runner has lost their lease. Return how many."""
         if not self._database.read(lambda tx: tx.rows(self._sql["has_lost"])):
             return 0
         facts = {"error": _LOST_ERROR}
@@ -234,8 +234,8 @@ class RunStore:
     # --- cancel ---
 
     def request_cancel(self, run_id: str) -> bool:
-        """Have the runner of an open run, in whatever process, end it; False if there is no such
-        run, or it has ended.
+        """Request that the runner of an open run, in any process, ends it. Return False if there is
+        no such run, or it has ended.
         """
 
         def work(tx: Transaction) -> bool:
@@ -245,11 +245,11 @@ class RunStore:
         return self._database.write(work)
 
     def cancel_requests(self) -> list[str]:
-        """The open runs, of all runners, that are to be cancelled."""
+        """Return the open runs of all runners that are to be cancelled."""
         rows = self._database.read(lambda tx: tx.rows(self._sql["find_cancelled"]))
         return [run_id for (run_id,) in rows]
 
-    # --- for people ---
+    # --- for the command line ---
 
     def runs(
         self,
@@ -259,7 +259,9 @@ class RunStore:
         status: str | None = None,
         limit: int = 50,
     ) -> list[RunRecord]:
-        """The newest runs that fit. `status`: success, failure, timeout, cancelled or running."""
+        """Return the newest runs that match. `status`: success, failure, timeout, cancelled or
+        running.
+        """
         facts = {"source": source, "event": event, "status": status, "limit": limit}
         rows = self._database.read(lambda tx: tx.rows(self._sql["find_runs"], facts))
         return [_run_record(row) for row in rows]
@@ -271,7 +273,7 @@ class RunStore:
     # --- retention ---
 
     def old_runs(self, *, retention: float, after: int, limit: int) -> list[OldRun]:
-        """Ended runs older than the retention, in the order of their numbers, from `after` on."""
+        """Return ended runs older than the retention, by number, with numbers above `after`."""
         facts = {"retention": retention, "after": after, "limit": limit}
         rows = self._database.read(lambda tx: tx.rows(self._sql["find_old"], facts))
         return [OldRun(*row) for row in rows]
@@ -298,8 +300,8 @@ class RunStore:
         return tx.execute(self._sql["end_cancelled_of_event"], facts)
 
     def _cancel_lost(self, tx: Transaction, event: str, *, owner: int | None = None) -> int:
-        """End the open runs of an event that are to be cancelled, and the event with them; how many
-        runs. None if the message is leased to another than `owner`: its claimant does it.
+        """End the open runs of an event that are to be cancelled, and the event with them. Return
+        how many runs; 0 if the message is leased to an owner other than `owner`, which ends them.
         """
         is_dead_lettered = self._dead_letter_cancelled(tx, event, owner=owner)
         if not is_dead_lettered and tx.rows(self._sql["has_message"], {"event": event}):

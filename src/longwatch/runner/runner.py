@@ -1,7 +1,7 @@
-"""The runner: what it is made of, how it starts, how it stops.
+"""The runner: its parts, its start and its stop.
 
-A start, in order: event loop and guardian → dispatch, which first ends survivors of an earlier
-life → connections → leases of the sources, whose holder connects them → sweeps.
+A start, in order: event loop and guardian → dispatch, which first kills survivors of an earlier
+runner → connections → leases of the sources, whose holder connects them → sweeps.
 
 A stop, under one deadline
     1. RunnerStopping is emitted. The runner is no longer ready and claims no more events.
@@ -12,8 +12,8 @@ A stop, under one deadline
 `kill` shortens step 3 to nothing.
 
 One source that is down, or whose lease another runner holds, changes nothing for the others: each
-connection is a task of its own. A store that is down stops no connection and no run. Each part goes
-on trying by itself.
+connection is a separate task. A store that is down stops no connection and no run. Each part
+retries by itself.
 """
 
 from __future__ import annotations
@@ -40,13 +40,11 @@ from longwatch.runner.work_breaker import WorkBreaker
 from longwatch.store.database import CALL_TIMEOUT, Database
 
 DEPTH_INTERVAL = 5.0
-"""How often the depths of the queues are read for readiness."""
+"""Seconds between two reads of the queue depths for readiness."""
 END_SECONDS = 5.0
-"""What stopping may take beyond the drain: streams, guardian and threads that have nothing left to
-do.
-"""
+"""Seconds that a stop may take beyond the drain, for streams, guardian and idle threads."""
 _LAST_READ_SECONDS = 1.0
-"""What the store has to answer while the runner stops, for the last values of the metrics."""
+"""The store timeout in seconds while the runner stops, for the last values of the metrics."""
 
 MetricTotals = Callable[[], Mapping[str, float]]
 
@@ -54,12 +52,12 @@ MetricTotals = Callable[[], Mapping[str, float]]
 class Runner(Service):
     """Connects event sources and runs an agent for each stream event, until it is stopped.
 
-    `database` is a SQL store, which stays the caller's. `settings` are shown at the start, masked
-    by the caller. `totals` returns the last values of the metrics. With `subreaper` this process
-    becomes one: only for a process of our own.
+    `database` is a SQL store, which the caller closes. `settings` are shown at the start, masked by
+    the caller. `totals` returns the last values of the metrics. With `subreaper` this process
+    becomes a subreaper: only for a process that runs nothing else.
     """
 
-    def __init__(  # noqa: PLR0913 - the runner and its surroundings, each by name
+    def __init__(  # noqa: PLR0913 - the runner and its environment, each by name
         self,
         database: Database,
         sources: Sequence[SourceSpec],
@@ -151,15 +149,15 @@ class Runner(Service):
         )
 
     def shut_down(self, *, signal: str = "", timeout: float | None = None) -> bool:
-        """Drain and stop; True when nothing is left. `signal`: why, for the log. `timeout`: the
-        drain budget, None for that of the policy.
+        """Drain and stop. Return True if every part has stopped. `signal`: the reason for the log.
+        `timeout`: the drain budget, None for that of the policy.
         """
         self._signal = signal
         budget = self.policy.shutdown_timeout if timeout is None else timeout
         return self.stop(timeout=budget)
 
     def kill(self) -> None:
-        """End all runs now; their events go back to the queue. For a stop that takes too long."""
+        """End all runs now. Their events go back to the queue. For a stop that takes too long."""
         self.dispatcher.kill()
 
     def left(self) -> tuple[str, ...]:
@@ -225,7 +223,7 @@ class Runner(Service):
         return all(gone)
 
     def _stop_host(self) -> bool:
-        """End the guardian, and with it whatever agent is left, then the loop."""
+        """Stop the guardian, which ends every agent that is left, then the loop."""
         self.intake.close()
         if self._beating is not None:
             self._beating.cancel()

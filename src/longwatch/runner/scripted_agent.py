@@ -1,9 +1,9 @@
-"""A stand-in for an agent, for demos and tests: it reads `event.json` and does as its script says.
+"""A scripted agent for demos and tests: it reads `event.json` and does one scripted action.
 
     python -m longwatch.runner.scripted_agent [OPTIONS]
 
-What it does, from the strongest: the field `script` of the event; the first `--when FIELD=VALUE:DO`
-that fits; `--do`. FIELD may be a path into the event, as in `context.namespace`.
+The first of these chooses the action: the field `script` of the event, the first matching
+`--when FIELD=VALUE:DO`, `--do`. FIELD may be a path into the event, as in `context.namespace`.
 
     succeed          write output/report.md, exit 0
     no-output        exit 0 without a report
@@ -44,7 +44,7 @@ class ScriptedAgent:
         self._options = options
 
     def run(self, action: str) -> int:
-        """Do one action of the script; the exit code."""
+        """Do one action. Return the exit code."""
         time.sleep(self._options.seconds)
         return ACTIONS[action](self)
 
@@ -133,7 +133,7 @@ ACTIONS: Mapping[str, Callable[[ScriptedAgent], int]] = {
 
 
 def choose_action(event: Mapping[str, Any], options: argparse.Namespace) -> str:
-    """What the script has for this event."""
+    """Return the action for this event."""
     if (ordered := event.get("script")) in ACTIONS:
         return str(ordered)
     for field, value, action in options.when:
@@ -143,7 +143,7 @@ def choose_action(event: Mapping[str, Any], options: argparse.Namespace) -> str:
 
 
 def field_value(event: Mapping[str, Any], path: str) -> object:
-    """A field of the event by its path; None if it has none."""
+    """Return a field of the event by its path; None if it does not exist."""
     found: Any = event
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -151,13 +151,13 @@ def field_value(event: Mapping[str, Any], path: str) -> object:
 
 
 def run_facts(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the runner adds to an event: run, event, source, attempt."""
+    """Return the facts that the runner adds to an event: run, event, source, attempt."""
     facts = event.get("longwatch")
     return facts if isinstance(facts, Mapping) else {}
 
 
 def parse_rule(text: str) -> tuple[str, str, str]:
-    """A `--when`: field, value, action."""
+    """Parse a `--when` rule into field, value and action."""
     condition, _, action = text.rpartition(":")
     field, equals, value = condition.partition("=")
     if not equals or action not in ACTIONS:
@@ -181,7 +181,7 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
 
 
 def log_run(path: Path, event: Mapping[str, Any]) -> None:
-    """One line for a run that begins; lines of several processes do not mix."""
+    """Append a line for a run that begins. Lines of several processes do not mix."""
     facts = run_facts(event)
     line = {
         "run": facts.get("run"),

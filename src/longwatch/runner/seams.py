@@ -1,4 +1,4 @@
-"""The seams between the parts of the runner."""
+"""The protocols between the parts of the runner."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 
 class StreamItem(NamedTuple):
-    """One event of a stream as it came. `id`: the id that the server gave to this very event; None:
-    it gave none, so the same event sent again counts as another event.
+    """One event of a stream as received. `id`: the id that the server gave to this event; None: it
+    has no id, so the same event sent again counts as another event.
     """
 
     data: str
@@ -16,8 +16,8 @@ class StreamItem(NamedTuple):
 
 
 class StreamBatch(NamedTuple):
-    """What one read of a stream gave. `cursor`: the last event id after it. `dropped`: events that
-    were too large. `size`: the bytes that were read; a read of comments alone has no items.
+    """The result of one read of a stream. `cursor`: the last event id after it. `dropped`: events
+    that were too large. `size`: the bytes that were read. A read of only comments has no items.
     """
 
     items: Sequence[StreamItem]
@@ -31,26 +31,28 @@ class EventStream(Protocol):
 
     @property
     def retry(self) -> float | None:
-        """The reconnection time in seconds that the server asked for; None: it asked for none."""
+        """The reconnection time in seconds that the server requested; None: it requested none."""
 
     async def read(self) -> StreamBatch | None:
-        """What came next; None: the server has ended the stream. Any exception is a failure."""
+        """Wait for the next batch; None: the server has ended the stream. Any exception is a
+        failure.
+        """
 
 
 class EventIntake(Protocol):
     """Decides on the items of streams and stores them. Used on the event loop."""
 
     async def cursor(self, source: str) -> str:
-        """The last event id that was stored for this source; empty: none."""
+        """Return the last event id that was stored for this source; empty: none."""
 
     async def take(self, source: str, items: Sequence[StreamItem], *, cursor: str) -> None:
-        """Store what becomes of these items, and the last event id, in one transaction.
+        """Decide on these items and store them and the last event id in one transaction.
 
-        Returns after the commit. A StoreError means that nothing was stored, as far as is known:
-        the connection is closed and made again from the stored cursor. Items that were stored
-        before change nothing. Blocks for as long as the store does, so a caller that waits for it
-        passes the pressure on to the server.
+        Returns after the commit. A StoreError means that nothing was stored, as far as is known.
+        The connection is then closed and made again from the stored cursor. Items that were stored
+        before change nothing. Blocks as long as the store does, so a caller that waits applies
+        backpressure to the server.
         """
 
     async def report_oversize(self, source: str, count: int) -> None:
-        """Count events that were too large to be parsed; they are dropped as `oversize`."""
+        """Count events that were too large to be parsed, as dropped with the reason `oversize`."""

@@ -30,11 +30,11 @@ _BY_WORD: dict[str | int, Severity] = {
 }
 _PRIORITY_PREFIXES = ("severity", "sev", "s", "p")
 RANKS = {severity: rank for rank, severity in enumerate(_WORDS)} | {Severity.OTHER: 1}
-"""Which severity is graver: a higher number."""
+"""The rank of each severity; a higher number is graver."""
 
 
 def parse_severity(value: str | int) -> Severity:
-    """The severity that a word or number of any vocabulary stands for."""
+    """Return the severity for a word or number of any vocabulary."""
     return _BY_WORD.get(value) or _parse_variant(str(value))
 
 

@@ -2,7 +2,7 @@
 
 The journal is a file with one JSON object a line: `source`, `id`, `data`. An event is written to it
 before any client gets it, so it names every event that a client may have. A simulator that is
-started again with the same file goes on after the last line, and replays what the file has.
+started again with the same file goes on after the last line, and can send the file's events again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ WORKLOADS = ("cart", "checkout", "catalogue", "gateway", "indexer", "mailer")
 
 
 BAD_BYTE = "\ufffd"
-"""What a client makes of a byte that is not UTF-8. In the data of an event it stands for such a
-byte on the wire.
+"""The character that a client reads for a byte that is not UTF-8. In the data of an event it stands
+for such a byte on the wire.
 """
 
 
@@ -50,7 +50,7 @@ class SentEvent(NamedTuple):
     data: str
 
     def encode(self) -> bytes:
-        """The bytes of its block. Before data with bad bytes stands a line of them."""
+        """Return the bytes of its block. Data with bad bytes is preceded by a line of bad bytes."""
         lines = "".join(f"data: {line}\n" for line in self.data.split("\n"))
         text = f"id: {self.number}\nevent: fault\n{lines}\n"
         if BAD_BYTE not in text:
@@ -71,7 +71,7 @@ class FaultGenerator:
         self._now = now
 
     def data(self, number: int, *, has_bad_bytes: bool = False) -> str:
-        """The data of one stream event. Bad bytes are in it as the client will read them."""
+        """Return the data of one stream event. It has bad bytes as the client will read them."""
         fault = self._fault(number)
         if has_bad_bytes:
             fault["note"] = f"not UTF-8: {BAD_BYTE}{BAD_BYTE}"
@@ -112,7 +112,7 @@ class History:
             self._keep(event)
 
     def add(self, data: str) -> SentEvent:
-        """Number an event and keep it; it is in the journal when this returns."""
+        """Number an event and keep it. It is in the journal when this returns."""
         event = SentEvent(self._source, self.newest + 1, data)
         if self._journal:
             self._journal.append(event)
@@ -120,8 +120,8 @@ class History:
         return event
 
     def after(self, number: int) -> list[SentEvent]:
-        """The events after this one, or after the oldest that is kept. A number that was never
-        given, as from an earlier life of the simulator, counts as 0.
+        """Return the events after this number, as far as they are kept. An unknown number, as from
+        an earlier run of the simulator, counts as 0.
         """
         number = number if 0 <= number <= self.newest else 0
         first = self._recent[0].number if self._recent else self.newest + 1
@@ -138,8 +138,8 @@ class History:
 
 
 class Journal:
-    """The file of what was sent. An unfinished last line, left by a kill, is cut off: no client has
-    its event.
+    """The file of the sent events. An unfinished last line, left by a kill, is removed, because no
+    client has its event.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,7 +150,7 @@ class Journal:
         except OSError as error:
             raise UsageError(
                 f"the journal {path} cannot be written: {os_reason(error)}; give --journal a "
-                f"file in a directory of yours"
+                f"file in a writable directory"
             ) from None
 
     def append(self, event: SentEvent) -> None:
@@ -165,7 +165,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[SentEvent]:
-    """The events of a journal in the order in which they were sent."""
+    """Yield the events of a journal in the order in which they were sent."""
     try:
         opened = path.open("rb")
     except OSError as error:

@@ -5,7 +5,7 @@ Faults
     stall    a connection stays open and sends nothing
     bytes    the data of an event has bytes that are not UTF-8
     status   requests get this status instead of a stream
-Faults by count look at how many events of the source were delivered, those sent again included.
+Faults by count use the number of delivered events of the source, including those sent again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 MAX_BATCH = 200
 MAX_LAG = 1.0
-"""Seconds. A producer that is behind for longer, as after a suspend, does not catch up."""
+"""Seconds. A producer that is later than this, as after a suspend, does not catch up."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamFaults:
-    """What goes wrong on the streams of a source; 0 and None: nothing."""
+    """The faults of the streams of a source; 0 and None: no fault."""
 
     drop_every: int = 0
     stall_every: int = 0
@@ -39,7 +39,7 @@ class StreamFaults:
     status: int | None = None
 
     def validate(self) -> None:
-        """UsageError for values that no stream can have."""
+        """Raise UsageError for values that no stream can have."""
         if self.drop_every == 1:
             raise UsageError("drop_every must be 0 or at least 2: every event would be cut off")
         if min(self.drop_every, self.stall_every, self.bad_bytes_every) < 0:
@@ -54,8 +54,8 @@ class StreamFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorSettings:
-    """What is simulated. `count`: events of each source in all; None: without end. `history`: how
-    many of each source are kept in memory to be sent again.
+    """The settings of a simulation. `count`: events of each source in all; None: no end. `history`:
+    how many events of each source stay in memory to be sent again.
     """
 
     sources: tuple[str, ...]
@@ -71,7 +71,7 @@ class SimulatorSettings:
 
 
 class ConnectionDroppedError(Exception):
-    """A fault on demand: the connection is to be cut."""
+    """Raised to cut a connection, as a simulated fault."""
 
 
 class OpenStream:
@@ -82,7 +82,7 @@ class OpenStream:
         self._request = request
 
     def abort(self) -> None:
-        """Cut the connection, in the middle of whatever is on its way."""
+        """Cut the connection at once, also in the middle of an event."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
@@ -128,22 +128,24 @@ class SimulatedSource:
         return event
 
     def drop_streams(self) -> int:
-        """Cut every connection; how many there were."""
+        """Cut every connection. Return how many there were."""
         for stream in self.streams:
             stream.abort()
         return len(self.streams)
 
     def stall(self, seconds: float) -> None:
-        """Send nothing on any connection for so long."""
+        """Send nothing on any connection for this many seconds."""
         self._stalled_until = asyncio.get_running_loop().time() + seconds
 
     async def wait_while_stalled(self) -> None:
         loop = asyncio.get_running_loop()
-        while loop.time() < self._stalled_until:  # noqa: ASYNC110 - which may be brought forward
+        while loop.time() < self._stalled_until:  # noqa: ASYNC110 - the end may be brought forward meanwhile
             await asyncio.sleep(0.05)
 
     async def write_events(self, response: web.StreamResponse, cursor: int) -> int:
-        """Send the events after a number, with the faults that are due; the last number sent."""
+        """Send the events after a number, with the faults that are due. Return the last number
+        sent.
+        """
         for batch in _batches(self.history.after(cursor)):
             await self.wait_while_stalled()
             payload = bytearray()
@@ -164,7 +166,7 @@ class SimulatedSource:
         return every > 0 and self.delivered % every == 0
 
     def status(self) -> dict[str, object]:
-        """What `GET /control` shows of it."""
+        """Return the status that `GET /control` shows."""
         return {
             "sent": self.history.newest,
             "delivered": self.delivered,

@@ -1,6 +1,6 @@
-"""The reconciliation of a simulation: each event that was sent has one row with one outcome.
+"""Reconciles a simulation: each event that was sent must have one row with one outcome.
 
-What can be wrong
+Faults
     missing   it was sent and is in no row: lost
     twice     more than one row has its id and its data
     open      its row has no outcome yet: it is queued or runs
@@ -28,7 +28,7 @@ StoredEvent = tuple[str | None, bytes, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReconciliation:
-    """How the events of one source that were sent and that are stored compare."""
+    """The comparison of the sent and the stored events of one source."""
 
     source: str
     sent: int
@@ -39,11 +39,11 @@ class SourceReconciliation:
     unsent: int = 0
     running: int = 0
     examples: tuple[str, ...] = ()
-    """Ids of events that are missing or stored twice, a few."""
+    """A few ids of events that are missing or stored twice."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is expected to change any more but what is wrong for good."""
+        """Whether no event is missing, queued or running, so that the result is final."""
         return not (self.missing or self.open or self.running)
 
     @property
@@ -52,7 +52,7 @@ class SourceReconciliation:
 
 
 def reconcile(sent: Iterable[SentEvent], database: Database) -> list[SourceReconciliation]:
-    """Compare what was sent with what a store has, source by source. Blocks on the store."""
+    """Compare the sent events with those in a store, for each source. Blocks on the store."""
     by_source: dict[str, list[SentEvent]] = {}
     for event in sent:
         by_source.setdefault(event.source, []).append(event)
@@ -71,7 +71,7 @@ def reconcile(sent: Iterable[SentEvent], database: Database) -> list[SourceRecon
 def compare(
     source: str, sent: Iterable[SentEvent], stored: Iterable[StoredEvent], *, running: int = 0
 ) -> SourceReconciliation:
-    """Compare the events of one source. An event is known by its id and its data."""
+    """Compare the events of one source. An event is identified by its id and its data."""
     rows: Counter[tuple[str | None, bytes]] = Counter()
     outcomes: Counter[str | None] = Counter()
     for stream_id, data_hash, outcome in stored:
@@ -96,5 +96,5 @@ def compare(
 
 
 def hash_data(data: str) -> bytes:
-    """The hash by which a runner knows the data of an event."""
+    """Return the hash by which a runner identifies the data of an event."""
     return blake2b(data.encode(), digest_size=HASH_BYTES).digest()

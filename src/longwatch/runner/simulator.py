@@ -1,11 +1,11 @@
 """A real SSE server that simulates event sources: for demos, tests and the tutorial.
 
 Each source has a stream at `/SOURCE/events`. Its events are invented at a steady rate, whether a
-client is connected or not, and are numbered from 1; the number is the event's id. A client gets the
+client is connected or not, and are numbered from 1. The number is the event's id. A client gets the
 events after its `Last-Event-ID`, and without one all that are kept. So the order in which simulator
 and runner start does not matter.
 
-Faults are set at the start, and while it runs by `POST /control`, which answers on loopback only.
+Faults are set at the start, and later by `POST /control`, which replies on loopback only.
 """
 
 from __future__ import annotations
@@ -160,8 +160,9 @@ class Simulator:
         return web.json_response(status)
 
     async def _change_control(self, request: web.Request) -> web.Response:
-        """One JSON object: `source` (all without it), fields of StreamFaults and `rate` to set,
-        `drop`: true, `stall`: seconds, `send`: an event of yours, or a text that is none.
+        """Apply a control request. Its body is one JSON object: `source` (all without it), fields
+        of StreamFaults and `rate` to set, `drop`: true, `stall`: seconds, `send`: an event, or a
+        text that is not an event.
         """
         _require_loopback(request)
         try:
@@ -183,7 +184,7 @@ class Simulator:
 def serve_until_signal(
     settings: SimulatorSettings, *, on_ready: Callable[[Simulator], None]
 ) -> None:
-    """Run a simulator in this thread, the main one, until SIGINT or SIGTERM."""
+    """Run a simulator until SIGINT or SIGTERM. Blocks, and must be called in the main thread."""
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -199,7 +200,9 @@ def serve_until_signal(
 
 
 async def _read_change(request: web.Request) -> Mapping[str, Any]:
-    """The body of a control request. A page in a browser cannot send this content type here."""
+    """Return the body of a control request. Requires a content type that no page of another origin
+    can send.
+    """
     change = await request.json() if request.content_type == "application/json" else None
     if not isinstance(change, dict):
         raise UsageError("expected a JSON object with the content type application/json")
@@ -207,7 +210,7 @@ async def _read_change(request: web.Request) -> Mapping[str, Any]:
 
 
 def _apply(source: SimulatedSource, change: Mapping[str, Any]) -> SimulatedSource:
-    """Change one source as a control request says."""
+    """Apply a control request to one source."""
     settable = {each.name for each in fields(StreamFaults)}
     if unknown := set(change) - settable - {"source", "rate", "drop", "stall", "send"}:
         raise UsageError(f"unknown: {', '.join(sorted(unknown))}; see GET /control")
@@ -228,7 +231,9 @@ def _apply(source: SimulatedSource, change: Mapping[str, Any]) -> SimulatedSourc
 
 
 def _cursor(request: web.Request) -> int:
-    """The number after which a client goes on; an id that is not such a number counts as 0."""
+    """Return the number of the last event that a client has; an id that is no number counts as
+    0.
+    """
     value = request.headers.get("Last-Event-ID", "")
     return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0  # noqa: PLR2004 - 64 bits
 

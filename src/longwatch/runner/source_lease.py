@@ -1,15 +1,15 @@
-"""Which sources this runner holds.
+"""Claims and renews the leases of event sources for one runner.
 
-Two runners may share a store. Each source is held by one of them, under a lease; the other stands
-by. A row of `longwatch_runner_sources` is a queue of its own with that one row, so a lease of it is
-a claim like any other (`store.claims`), with a term that rises at each claim.
+Two runners may share a store. One of them holds each source under a lease. The other one stands by.
+Each row of `longwatch_runner_sources` is the only row of its own queue. So its lease is a claim
+like any other (`store.claims`), with a term that rises at each claim.
 
-A round, several times in the time that a lease lasts:
+A round, several times within a lease:
 
     inserts sources that have no row
-    reclaims the leases of runners that have ended, or that have not renewed theirs
-    renews its own
-    claims those that are free
+    reclaims the leases of runners that have ended, or that have not renewed them
+    renews the leases of this runner
+    claims the sources that are free
 
 Invariants
     1. A source is written only in a transaction that has found the lease, by row, owner and term.
@@ -66,17 +66,16 @@ class _SourceRow(NamedTuple):
 
 
 def ignore_change(_: frozenset[str]) -> None:
-    """For callers that do not want to be called."""
+    """Do nothing: the `on_change` of callers that need none."""
 
 
 class SourceLeases(Service):
-    """The leases of this runner. Every method may be called from any thread; `renew`, `start` and
-    `stop` block on the store.
+    """The leases of this runner. Thread-safe. `renew`, `start` and `stop` block on the store.
 
-    `on_change` gets the sources that are held, whenever they change, in the thread that found out.
+    `on_change` is called with the held sources whenever they change, in the thread that noticed it.
     """
 
-    def __init__(  # noqa: PLR0913 - a set of leases and its surroundings
+    def __init__(  # noqa: PLR0913 - a set of leases and its environment
         self,
         database: Database,
         sources: Iterable[str],
@@ -109,7 +108,9 @@ class SourceLeases(Service):
         return frozenset(self._held)
 
     def claim_of(self, source: str) -> Claim:
-        """The lease of a source; SourceLeaseLostError if this runner does not hold it."""
+        """Return the lease of a source. Raises SourceLeaseLostError if this runner does not hold
+        it.
+        """
         claim = self._held.get(source)
         if claim is None:
             raise SourceLeaseLostError(
@@ -119,7 +120,7 @@ class SourceLeases(Service):
         return claim
 
     def forget(self, source: str, claim: Claim) -> None:
-        """Note that a lease is lost; the next round tries to claim it again."""
+        """Record that a lease is lost. The next round tries to claim it again."""
         with self._lock:
             if self._held.get(source) != claim:
                 return
@@ -129,7 +130,7 @@ class SourceLeases(Service):
             self._periodic.wake()
 
     def renew(self) -> frozenset[str]:
-        """One round; the sources that are held after it."""
+        """Make one round. Return the sources that are held after it."""
         with self._round_lock:
             plan = self._sweeper.look(self._database)
             before = self._held
@@ -161,8 +162,8 @@ class SourceLeases(Service):
         return True
 
     def release(self, *, timeout: float | None = None) -> None:
-        """Release every lease, so that another runner can claim the sources at once. `timeout`:
-        what the store has to answer, None for the usual one.
+        """Release every lease, so that another runner can claim the sources at once. `timeout` is
+        for the store, None for the usual one.
         """
         with self._round_lock:
             held, self._held = self._held, {}
@@ -180,8 +181,8 @@ class SourceLeases(Service):
     def _round(
         self, tx: Transaction, plan: SweepPlan
     ) -> tuple[dict[str, Claim], frozenset[str], list[LeaseOwner]]:
-        """The leases that this runner holds, the sources that any runner holds, and the owners
-        that were deleted.
+        """Make one round in a transaction. Return the leases of this runner, the sources that any
+        runner holds, and the owners that were deleted.
         """
         rows = self._find_rows(tx)
         deleted = self._sweeper.reclaim(tx, plan).deleted if any(plan) else []
@@ -206,7 +207,7 @@ class SourceLeases(Service):
         return held, frozenset(row.name for row in leased), deleted
 
     def _find_rows(self, tx: Transaction) -> list[_SourceRow]:
-        """The rows of all sources; inserts those that are missing."""
+        """Return the rows of all sources. Inserts those that are missing."""
         rows = [_SourceRow(*row) for row in tx.rows(self._sql["find_sources"])]
         missing = self._wanted - {row.name for row in rows}
         if not missing:
@@ -221,7 +222,7 @@ class SourceLeases(Service):
         tx.execute(self._claims.sql["delete_owner"], {"owner": owner})
 
     def _announce_standing_by(self, others: frozenset[str]) -> None:
-        """Emit an event for each source that another runner has come to hold."""
+        """Emit an event for each source that another runner now holds."""
         standing_by = others & self._wanted
         for source in sorted(standing_by - self._standing_by):
             self._events.emit(EventSourceStandingBy(cluster=source))

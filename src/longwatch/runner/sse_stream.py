@@ -1,15 +1,15 @@
 """One connection to a Server-Sent Events source, over aiohttp.
 
-A dial follows up to `MAX_REDIRECTS` redirects by itself, for two reasons. It never goes from https
-to http. And what is meant for the source's own server (configured headers, token, cookies, the
-password in the URL, our certificate) is not sent to another origin, nor again after one was
+A dial follows up to `MAX_REDIRECTS` redirects itself instead of aiohttp, for two reasons. It never
+goes from https to http. And credentials (configured headers, token, cookies, the password in the
+URL, the client certificate) are not sent to another origin, nor again after another origin was
 visited. An upgrade from http to https of the same host, on default ports, counts as one origin.
 
-The answer must have the status 200 and the type `text/event-stream`, without compression: a few
+The response must have the status 200 and the type `text/event-stream`, without compression: a few
 compressed bytes could become gigabytes of one line. 204 ends the source.
 
 The idle watchdog is the socket read timeout of aiohttp. Every byte that arrives rearms it, also
-that of a comment or of a response head. While our side does not read, it is off.
+that of a comment or of a response head. While the connection does not read, it is off.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _CHUNK = 1 << 16
 _READ_BUFFER = 1 << 18
 _FIELD_NAME_BYTES = 64
-"""What a line may have beside the data that `max_event_bytes` bounds."""
+"""Bytes of a line beside the data, which `max_event_bytes` limits."""
 _new_item = tuple.__new__
-"""Half the time of calling the class, once for each event."""
+"""Takes half the time of calling the class, which matters once for each event."""
 _MAX_SENT_ID = 4096
 _CONTROL = frozenset(map(chr, (*range(32), 127)))
 _UNSEEN = "\0"
@@ -96,8 +96,8 @@ class SseStream:
                 raise error
 
     def _parse(self, chunk: bytes) -> list[StreamItem]:
-        """The items of a chunk. An event without an id of its own has that of an event before: the
-        same object, so an id that the server uses twice is not taken for none.
+        """Return the items of a chunk. The parser gives an event without an id the same object as
+        the event before. An id that the server uses twice is another object.
         """
         items: list[StreamItem] = []
         last_id = self._last_id
@@ -112,12 +112,12 @@ class SseStream:
 
 
 def _closed_future(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
-    """How the connection ends, with its error; None if it has ended, or where aiohttp is too old
-    to say it.
+    """Return a future that ends with the connection and has its error; None if the connection has
+    ended, or if aiohttp is too old.
     """
     protocol = response.connection and response.connection.protocol
     closed: asyncio.Future[None] | None = getattr(protocol, "closed", None)
-    if closed is not None:  # an error of it that is never read is no news
+    if closed is not None:  # an error that is never read must not be logged
         closed.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return closed
 
@@ -128,7 +128,7 @@ async def open_sse(
 ) -> AsyncIterator[SseStream]:
     """Connect to the source, from the event after `cursor` on.
 
-    Raises StreamEndedError for 204. Every other exception is a failure that may pass.
+    Raises StreamEndedError for 204. Every other exception is a failure that may be temporary.
     """
     async with _client_session(policy) as session:
         response = await _dial(session, spec, policy, cursor=cursor, clock=clock)
@@ -172,8 +172,8 @@ async def _dial(
     cursor: str,
     clock: Clock,
 ) -> aiohttp.ClientResponse:
-    """The accepted response. A server that takes longer than the read timeout until then, however
-    many bytes of headers it sends, is idle.
+    """Return the accepted response. A server that takes longer than the read timeout is idle,
+    however many bytes of headers it sends.
     """
     hop = _Hop(URL(spec.url))
     async with asyncio.timeout(policy.read_timeout):
@@ -196,7 +196,7 @@ async def _request(
         "Cache-Control": "no-cache",
     }
     if cursor and len(cursor) <= _MAX_SENT_ID and _CONTROL.isdisjoint(cursor):
-        headers["Last-Event-ID"] = cursor  # any other id would be refused, at each dial anew
+        headers["Last-Event-ID"] = cursor  # any other id would be refused at every dial
     tls = tls_context(spec, with_certificate=hop.is_trusted) if hop.url.scheme == "https" else True
     try:
         return await session.get(hop.url, headers=headers, ssl=tls, allow_redirects=False)
@@ -207,7 +207,7 @@ async def _request(
 
 
 def _accept(response: aiohttp.ClientResponse, *, now: float) -> aiohttp.ClientResponse:
-    if response.status == 204:  # noqa: PLR2004 - "no content" is what the standard says to stop at
+    if response.status == 204:  # noqa: PLR2004 - the standard says to stop at "no content"
         raise StreamEndedError
     if response.status != 200:  # noqa: PLR2004 - OK
         retry_after = response.headers.get("Retry-After")
@@ -250,7 +250,7 @@ def _is_same_server(old: URL, new: URL) -> bool:
 
 
 def _shown(url: URL) -> str:
-    """The URL without what may be secret in it."""
+    """Return the URL without its secret parts."""
     return str(url.with_user(None).with_query(None).with_fragment(None)) if url.host else str(url)
 
 
@@ -298,4 +298,4 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""

@@ -5,11 +5,11 @@
     cluster     the name of the source where it is left out
     faultId     names the fault; events with the same one repeat each other
     faultType   with `resource` it names the fault where there is no faultId
-    context, timestamp, and every other field: kept as they came
+    context, timestamp, and every other field: kept unchanged
 
-The text of an event is stored as it came, so nothing of it gets lost. Reading never raises: a text
-that is no stream event gives the reason instead. Depth and size are bounded, because agents in any
-language parse the same text.
+The text of an event is stored unchanged, so nothing of it gets lost. Reading never raises: a text
+that is not a stream event gives the reason instead. Depth and size are limited, because agents in
+any language parse the same text.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from longwatch.runner.policy import Severity
 from longwatch.runner.severity import parse_severity
 
 MAX_DEPTH = 64
-"""Arrays and objects inside each other."""
+"""The deepest nesting of arrays and objects."""
 HASH_BYTES = 16
 MAX_REASON_CHARS = 200
 _OPENERS_OR_TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
-"""Possessive: a text of megabytes needs no memory for ways back."""
+"""Possessive, so that a text of megabytes needs no memory for backtracking."""
 _ODD_NUMBER = re.compile(rb"[0-9][eE][+-]?[0-9]{3}|[0-9]{300}")
-"""What a number looks like that may be out of range; fields that are not read are not checked
+"""Matches a number that may be out of range, because fields that are not read are not checked
 otherwise.
 """
 
@@ -47,9 +47,7 @@ class _EventFields(msgspec.Struct, gc=False):
 
 
 class StreamEvent(NamedTuple):
-    """What the runner knows of one item of a stream. `problem`: why it is no stream event; empty
-    for one that is.
-    """
+    """One parsed item of a stream. `problem`: why it is not a stream event; empty if it is one."""
 
     data: str
     data_hash: bytes
@@ -88,7 +86,7 @@ def parse_event(data: str, *, max_bytes: int) -> StreamEvent:
 
 
 def event_document(data: str, *, source: str) -> dict[str, Any]:
-    """The whole of a stored event as agents get it: all its fields, and `cluster` filled in."""
+    """Return a stored event as agents get it: all its fields, and `cluster` filled in."""
     document = _DOCUMENT_DECODER.decode(data)
     if not document.get("cluster"):
         document["cluster"] = source
@@ -118,8 +116,8 @@ def _is_too_deep(data: str) -> bool:
 
 
 def _fault_key(fields: _EventFields) -> str:
-    """The same for events that repeat each other. A hash: it is bounded, and every store takes
-    it.
+    """Return a key that is equal for events that repeat each other. It is a hash, because that has
+    a fixed size and every store accepts it.
     """
     fault_id = fields.fault_id
     if fault_id or fault_id == 0:
@@ -145,7 +143,7 @@ def _malformed(data: str, problem: str) -> StreamEvent:
 
 
 def _oversize(data: str, raw: bytes, max_bytes: int) -> StreamEvent:
-    """An event that is too large; of its text the beginning is kept."""
+    """Return an event that is too large, with only the beginning of its text."""
     return StreamEvent(
         sanitize(data, max_length=MAX_REASON_CHARS),
         blake2b(raw, digest_size=HASH_BYTES).digest(),

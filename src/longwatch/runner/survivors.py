@@ -1,11 +1,11 @@
-"""Ends agents that an earlier life of the runner has left, before a new one starts any.
+"""Kills agents that an earlier runner has left, before a new runner starts any.
 
-A runner that dies leaves nothing: its guardian kills the agents. Only if the guardian died too can
+A runner that dies leaves no agents: its guardian kills them. Only if the guardian died too can
 processes of a run go on. Their run is open then, and its owner is certainly dead, or deleted. Such
 processes are found in two ways, and killed until none is found:
 
     the leader     by pid and start time, which together never name another process
-    the rest       by LONGWATCH_RUN_ID in their environment, wherever they hang
+    the rest       by LONGWATCH_RUN_ID in their environment, wherever in the process tree they are
 
 Runs of another boot have no processes here. Runs of owners that live, or cannot be seen from here,
 are left alone.
@@ -23,9 +23,9 @@ RUN_VARIABLE = "LONGWATCH_RUN_ID"
 
 
 def end_survivors(store: RunStore, events: Events) -> int:
-    """Kill what is left of the runs of dead runners, and end these runs as `lease_lost`, or as
-    `cancelled` if that was asked for; how many runs. Blocks on the store, and up to some seconds on
-    processes that will not die.
+    """Kill the processes of runs whose runner is dead, and end these runs as `lease_lost`, or as
+    `cancelled` if that was requested. Return how many runs. Blocks on the store, and up to some
+    seconds on processes that do not die.
     """
     lost = [run for run in store.open_runs() if _has_dead_owner(run)]
     table = ProcTable()

@@ -1,11 +1,11 @@
-"""The work breaker: so many agent runs failed in a row, so no run starts for a while.
+"""The work breaker: after N failed agent runs in a row, no run starts for a while.
 
 closed ──N failures in a row──► open ──cool-down over──► trial ──the trial succeeded──► closed
                                  ▲                        │
                                  └───the trial failed─────┘
 
-`core.breaker` decides. This adds what dispatch needs: one trial at a time though rows are claimed
-first and start later, runs that began before the breaker opened, events, thread-safety.
+`core.breaker` decides. This module adds the needs of dispatch: one trial at a time although rows
+are claimed before they start, runs that began before the breaker opened, events, thread-safety.
 
 Invariants
     1. While it is open, no run starts. Then one does, and no other until that one has ended.
@@ -31,8 +31,8 @@ from longwatch.core.events.runner import (
 
 
 class WorkBreaker:
-    """Counts the failures of agent runs in a row and says whether one may start. Thread-safe;
-    does not block. Its state does not outlive the process.
+    """Counts the failures of agent runs in a row and decides whether a run may start. Thread-safe.
+    Does not block. Its state is lost with the process.
     """
 
     def __init__(self, *, failures: int, cooldown: float, clock: Clock, events: Events) -> None:
@@ -48,12 +48,12 @@ class WorkBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not closed: open, or waiting for its trial."""
+        """Whether the breaker is open or waits for its trial."""
         return self._opened_at is not None
 
     def admit(self, limit: int) -> int:
-        """How many of `limit` events may be claimed now: none while it is open or a trial runs, one
-        for the trial.
+        """Return how many of `limit` events may be claimed now: none while it is open or a trial
+        runs, one for the trial.
         """
         with self._lock:
             match self._breaker.state(self._clock.monotonic()):
@@ -64,7 +64,7 @@ class WorkBreaker:
         return 0
 
     def try_start(self, run_id: str) -> bool:
-        """Ask for the start of a run. A run that may start has to be recorded at its end."""
+        """Return whether a run may start. If so, the caller must `record` its end."""
         with self._lock:
             if not self._breaker.allow_start(self._clock.monotonic()):
                 return False
@@ -75,7 +75,7 @@ class WorkBreaker:
         return True
 
     def record(self, run_id: str, *, success: bool | None) -> None:
-        """Record how a run ended; None: it was cancelled, which says nothing."""
+        """Record how a run ended. None: it was cancelled, which counts as neither."""
         with self._lock:
             event = self._record(success=success, is_trial=run_id == self._trial)
         if event is not None:

@@ -2,14 +2,14 @@
 
 `<root>/<run id>/`, mode 0700:
 
-    event.json   the stream event, and what the runner knows about it under the key `longwatch`
+    event.json   the stream event, and the facts of the run under the key `longwatch`
     prompt.md    the prompt and the event, if the agent has a prompt
-    stdout.log   the end of what the agent wrote
+    stdout.log   the end of the agent's output
     stderr.log
     output/      where the agent leaves its files
 
-The agent owns this directory while it runs, so nothing that is found there is trusted: no link is
-followed out of it, every listing is bounded. All calls block on the file system.
+The agent owns this directory while it runs, so its contents are not trusted: no link is followed
+out of it, and every listing is limited. All calls block on the file system.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from longwatch.runner.policy import OutputCheck
 MAX_ARTIFACTS = 100
 MAX_DEPTH = 8
 MAX_ENTRIES = 10_000
-"""Directory entries that a listing of artifacts looks at."""
+"""The most directory entries that a listing of artifacts reads."""
 _MAX_NAME_LENGTH = 1000
 _PRIVATE = 0o700
 
@@ -42,7 +42,7 @@ class Artifact(NamedTuple):
 
 
 class Workspace:
-    """The directory of one run below `root`. Making the object makes no directory."""
+    """The directory of one run below `root`. The constructor makes no directory."""
 
     def __init__(self, root: Path, run_id: str) -> None:
         if not run_id.isalnum():
@@ -56,7 +56,7 @@ class Workspace:
 
     @classmethod
     def create(cls, root: Path, run_id: str, *, event: bytes, prompt: bytes | None) -> Self:
-        """Make the directory and write its input files. OSError says what could not be made."""
+        """Make the directory and write its input files. Raises OSError if that fails."""
         workspace = cls(root, run_id)
         workspace.path.parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         workspace.path.mkdir(mode=_PRIVATE)
@@ -72,8 +72,8 @@ class Workspace:
         return self.prompt_file if self.prompt_file.is_file() else self.event_file
 
     def missing_output(self, check: OutputCheck) -> str:
-        """Why the promised output is not there; empty if it is. A file outside the workspace does
-        not count, also not through a link.
+        """Return why the promised output is missing; empty if it exists. A file outside the
+        workspace does not count, even through a link.
         """
         promised = f"expected {check.file} of at least {check.min_bytes} bytes"
         try:
@@ -85,14 +85,14 @@ class Workspace:
             reason = os_reason(error) if isinstance(error, OSError) else str(error)
             return f"{promised}, found none ({sanitize(reason, max_length=_MAX_NAME_LENGTH)})"
         if not stat.S_ISREG(status.st_mode):
-            return f"{promised}, found something that is no file"
+            return f"{promised}, found a path that is not a regular file"
         if status.st_size < check.min_bytes:
             return f"{promised}, found {status.st_size} bytes"
         return ""
 
     def artifacts(self) -> list[Artifact]:
-        """The files below `output/`, sorted by path: the first `MAX_ARTIFACTS` that are found.
-        Links and special files are left out.
+        """Return the first `MAX_ARTIFACTS` files below `output/`, sorted by path. Links and special
+        files are left out.
         """
         found: list[Artifact] = []
         for seen, entry in enumerate(_walk(self.output, MAX_DEPTH)):
@@ -106,7 +106,7 @@ class Workspace:
         return sorted(found)
 
     def remove(self) -> None:
-        """Remove the directory and all that is in it; nothing if it is gone. Follows no link."""
+        """Remove the directory and its contents. Idempotent. Follows no link."""
         if self.path.is_symlink():
             self.path.unlink()
         else:
@@ -120,7 +120,7 @@ def _write_private(path: Path, data: bytes) -> None:
 
 
 def _walk(folder: Path | str, depth: int) -> Iterator[os.DirEntry[str]]:
-    """The entries below a folder, its own first; directories through links are not entered."""
+    """Yield the entries below a folder, its own first. Does not enter directories through links."""
     inner: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -133,8 +133,8 @@ def _walk(folder: Path | str, depth: int) -> Iterator[os.DirEntry[str]]:
 
 
 def _retry_removal(remove: Callable[..., object], path: str, info: object) -> None:
-    """Called by `rmtree` for what it cannot remove. An agent may have taken the rights to a
-    directory away, its own included: give them back and try once more.
+    """Restore the permissions of directories, which an agent may have removed, and retry a removal
+    once. `rmtree` calls this for each path that it cannot remove.
     """
     error = info[1] if isinstance(info, tuple) else info
     if isinstance(error, FileNotFoundError):

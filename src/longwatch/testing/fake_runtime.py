@@ -371,7 +371,7 @@ class FakeRuntime:
             raise fault.error
 
     def _begin_call(self, method: str) -> Fault | None:
-        """Count the call and raise a fault that is due before it. Return one that is due after."""
+        """Count the call and raise a fault that is due before it. Return a fault for after it."""
         self._daemon.calls[method] += 1
         self._expect_connected()
         faults = self._daemon.faults[method]

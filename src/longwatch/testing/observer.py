@@ -44,8 +44,8 @@ class RecordingObserver:
     def wait_for(
         self, wanted: type[Event] | Callable[[Event], bool], timeout: float = DEFAULT_TIMEOUT
     ) -> Event:
-        """Block until there is an event of that type, or one that the predicate accepts, and return
-        the first. Raises AssertionError after the timeout.
+        """Block until there is an event of that type, or for which the predicate is true, and
+        return the first. Raises AssertionError after the timeout.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._first(wanted), timeout)

@@ -271,7 +271,7 @@ def the_end_of_an_owner_that_drains_blames_no_row(harness: MailboxHarness) -> No
 
 
 def a_step_of_the_clock_takes_no_lease_from_owners_that_renew(harness: MailboxHarness) -> None:
-    """Only where clocks can be jumped."""
+    """Runs only where clocks can be jumped."""
     if not harness.can_jump:
         return
     mailbox = harness.open()

@@ -168,7 +168,7 @@ def _begin_exec(
 
 
 async def _expect_no_more(subject: Subject, count: int, rule: str) -> None:
-    """Expect so many processes at once, or when the kind must have killed the command itself."""
+    """Expect this many processes at once, or when the kind must have killed the command itself."""
     outlives = subject.harness.exec_outlives
     await subject.expect_processes(
         count, rule, within_seconds=_TIMEOUT + outlives if outlives else 0.0
