@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from longwatch.cli import output
+from longwatch.cli.option_values import duration, number, whole_number
 from longwatch.cli.options import Json, valid_text
 
 if TYPE_CHECKING:
@@ -26,31 +26,20 @@ Store = Annotated[
 ]
 
 
-def reject_nan(value: float | None) -> float | None:
-    """Refuse NaN, which is in every range."""
-    if value is not None and isnan(value):
-        raise typer.BadParameter("nan is not a number")
-    return value
-
-
 PassRate = Annotated[
     float | None,
     typer.Option(
         metavar="RATE",
-        min=0,
-        max=1,
-        callback=reject_nan,
+        parser=number(0, 1),
         help="Exit with 1 if fewer pass: a number from 0 to 1.",
     ),
 ]
 Timeout = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS",
-        min=1,
-        max=86_400,
-        callback=reject_nan,
-        help="Without a beat for so long, it hangs.",
+        metavar="DURATION",
+        parser=duration(1, 86_400),
+        help="A sample without a beat for so long hangs.",
     ),
 ]
 
@@ -71,14 +60,21 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
         str, typer.Option(metavar="MODULE:FUNCTION", help="Scores (output, expected).")
     ] = ("longwatch.evals:exact_match"),
     concurrency: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Samples at a time in each process.")
+        int,
+        typer.Option(
+            metavar="N", parser=whole_number(1, 1000), help="Samples at a time in each process."
+        ),
     ] = 8,
     processes: Annotated[
-        int, typer.Option(metavar="N", min=1, max=256, help="Worker processes.")
+        int, typer.Option(metavar="N", parser=whole_number(1, 256), help="Worker processes.")
     ] = 1,
     attempts: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=100, help="Tries of a sample that fails or crashes."),
+        typer.Option(
+            metavar="N",
+            parser=whole_number(1, 100),
+            help="Tries of a sample that fails or crashes.",
+        ),
     ] = 3,
     sample_timeout: Timeout = 600,
     min_pass_rate: PassRate = None,
@@ -86,7 +82,7 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     *,
     json: Json = False,
 ) -> int:
-    """Run every sample through a loop, score what it returns, and report.
+    """Run every sample through a loop, score and report.
 
     Whatever is killed in between, `longwatch eval resume ID` goes on: finished
     samples are not run again. The report is in .longwatch/evals, as Markdown and
@@ -125,7 +121,10 @@ def resume(
     *,
     json: Json = False,
 ) -> int:
-    """Go on with an evaluation that was interrupted; finished samples are not run again."""
+    """Go on with an evaluation that was interrupted.
+
+    Finished samples are not run again.
+    """
     from longwatch.app import eval_runner  # noqa: PLC0415 - help must not wait for what only running needs
 
     report = eval_runner.resume(

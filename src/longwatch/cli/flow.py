@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longwatch.cli import execution_views, output
+from longwatch.cli.option_values import whole_number
 from longwatch.cli.options import DEFAULT_STORE, Json, valid_text
 from longwatch.cli.worker import LogFormat, LogLevel, Processes, StateDir, run_workers
 from longwatch.errors import UsageError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
 app = typer.Typer(
-    help="Durable computation graphs: compute them, and look after their executions.\n\n"
+    help="Durable graphs: compute them, and look after executions.\n\n"
     "The flow comes first, as module:name: `longwatch flow explain scrape:flow ID`.\n"
     "LONGWATCH_FLOW in the environment stands for it. `ls` and `show` need no code:\nthey "
     "take --store URL as well.",
@@ -50,7 +51,10 @@ Store = Annotated[
     ),
 ]
 Limit = Annotated[
-    int, typer.Option(metavar="N", min=1, max=100_000, help="So many at the most, the newest.")
+    int,
+    typer.Option(
+        metavar="N", parser=whole_number(1, 100_000), help="So many at the most, the newest."
+    ),
 ]
 
 
@@ -67,7 +71,9 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     target: FlowArgument = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=10_000, help="Nodes at a time in each process. [8]"),
+        typer.Option(
+            metavar="N", parser=whole_number(1, 10_000), help="Nodes at a time in each process. [8]"
+        ),
     ] = None,
     processes: Processes = 1,
     name: Annotated[
@@ -79,7 +85,9 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     health_port: Annotated[
         int | None,
         typer.Option(
-            metavar="PORT", min=0, max=65535, help="Where health and metrics are. [nowhere]"
+            metavar="PORT",
+            parser=whole_number(0, 65_535),
+            help="Where health and metrics are. [nowhere]",
         ),
     ] = None,
     health_host: Annotated[

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longwatch.cli import json_views, output
+from longwatch.cli.command_groups import CommandGroup
+from longwatch.cli.option_values import duration, whole_number
 from longwatch.cli.options import (
     DEFAULT_STORE,
     Json,
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     from longwatch.mailbox import Mailbox
 
 app = typer.Typer(
-    help="Mailboxes: look, send, pause, resume, and what was given up.", no_args_is_help=True
+    help="Mailboxes: look, send, pause, resume, and dead letters.", no_args_is_help=True
 )
 
 dead_app = typer.Typer(help="Dead letters: messages that were given up.", no_args_is_help=True)
-app.add_typer(dead_app, name="dead")
+app.add_typer(dead_app, name="dead", cls=CommandGroup)
 
 Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
 
@@ -78,7 +80,7 @@ def peek(
     name: Name,
     *,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="So many at the most.")
+        int, typer.Option(metavar="N", parser=whole_number(1, 1000), help="So many at the most.")
     ] = 10,
     store: Store = DEFAULT_STORE,
     json: Json = False,
@@ -109,10 +111,14 @@ def send(  # noqa: PLR0913 - one argument an option
     *,
     text: Annotated[bool, typer.Option("--text", help="The body is plain text, not JSON.")] = False,
     delay: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Not to be handed out before.")
+        float,
+        typer.Option(metavar="DURATION", parser=duration(), help="Not to be handed out before."),
     ] = 0,
     expires_in: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Removed if nobody took it by then.")
+        float | None,
+        typer.Option(
+            metavar="DURATION", parser=duration(), help="Removed if no worker took it by then."
+        ),
     ] = None,
     dedupe_key: Annotated[
         str | None,
@@ -125,8 +131,9 @@ def send(  # noqa: PLR0913 - one argument an option
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Send a message; the mailbox and its store are made if they are not there. Prints the
-    message's id.
+    """Send a message, and print its id.
+
+    The mailbox and its store are made if they are not there.
     """
     from longwatch.app.mailboxes import decode_text_body, parse_json_body  # noqa: PLC0415 - help must not wait for it
 
@@ -222,7 +229,9 @@ def _read_body(body: str | None) -> bytes:
 def list_dead(
     name: Name,
     *,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="So many at the most.")] = 100,
+    limit: Annotated[
+        int, typer.Option(metavar="N", parser=whole_number(1), help="So many at the most.")
+    ] = 100,
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
@@ -245,7 +254,7 @@ def list_dead(
 def show(
     name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
-    """Show one dead letter with its history, its body and the traceback of its last failure."""
+    """Show one dead letter: its history, body and last traceback."""
     with open_existing(store, name) as mailbox:
         dead_letter = mailbox.dead_letters.show(message_id)
     if dead_letter is None:

@@ -13,38 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from longwatch import __version__
 from longwatch.cli import db, evals, flow, mailbox, programs, runner, simulate
 from longwatch.cli.check import check
+from longwatch.cli.command_groups import CommandGroup, RootGroup
 from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
 from longwatch.cli.run import run
 from longwatch.cli.up import up
+from longwatch.cli.usage_errors import describe_usage_error
 from longwatch.cli.worker import worker
 from longwatch.core.error_text import describe_error
 from longwatch.core.sanitize import printable
 from longwatch.errors import LongwatchError
-
-
-class InterruptedByUserError(LongwatchError):
-    """Ctrl-C."""
-
-    exit_code = 130
-
-
-class RootGroup(TyperGroup):
-    """Every command. Ctrl-C becomes an error of ours here: typer would make an exit code of it,
-    and say nothing.
-    """
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise InterruptedByUserError("interrupted") from None
-
 
 app = typer.Typer(
     name="longwatch",
@@ -58,12 +40,15 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, init, check)
 for command in COMMANDS:
     app.command()(command)
-app.add_typer(flow.app, name="flow")
-app.add_typer(mailbox.app, name="mailbox")
-app.add_typer(db.app, name="db")
-app.add_typer(evals.app, name="eval")
-app.add_typer(runner.app, name="runner")
-app.add_typer(simulate.app, name="simulate")
+for name, group in (
+    ("flow", flow.app),
+    ("mailbox", mailbox.app),
+    ("db", db.app),
+    ("eval", evals.app),
+    ("runner", runner.app),
+    ("simulate", simulate.app),
+):
+    app.add_typer(group, name=name, cls=CommandGroup)
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
@@ -140,7 +125,7 @@ def report_error(error: BaseException, words: Sequence[str]) -> int:
 
 def _run(words: list[str]) -> int:
     try:
-        return int(app(words, standalone_mode=False) or 0)
+        return int(app(words, prog_name="longwatch", standalone_mode=False) or 0)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
         return report_error(error, words)
 
@@ -158,18 +143,17 @@ def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        asked = getattr(getattr(error, "ctx", None), "command_path", None) or _command_path(words)
-        problem = error.format_message()
-        stop = "" if problem.endswith((".", "?", "!")) else "."
-        return error.exit_code, f"{problem}{stop} See `{asked} --help`."
+        return error.exit_code, describe_usage_error(error, _command_path(words))
     return 1, f"{describe_error(error)} (run `longwatch --debug …` for the traceback)"
 
 
 def _command_path(words: Sequence[str]) -> str:
-    """The command this was about, as far as it is one."""
-    known = {
-        command.name or command.callback.__name__
-        for command in app.registered_commands
-        if command.callback
-    }
-    return " ".join(("longwatch", *(word for word in words[:1] if word in known)))
+    """The command that the words begin with: `longwatch mailbox send`."""
+    command: Any = typer.main.get_command(app)
+    path = ["longwatch"]
+    for word in words:
+        child = getattr(command, "commands", {}).get(word)
+        if child is not None:
+            path.append(word)
+            command = child
+    return " ".join(path)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longwatch.cli.option_values import refused
+
 if TYPE_CHECKING:
     from longwatch.mailbox import Mailbox
 
@@ -21,9 +23,7 @@ def valid_text(value: Any) -> Any:
         try:
             word.encode()
         except UnicodeEncodeError:
-            from longwatch.core.masking import mask_text  # noqa: PLC0415 - only who fails waits for it
-
-            raise typer.BadParameter(f"{mask_text(word)!r} is not UTF-8") from None
+            raise refused("text in UTF-8", word) from None
     return value
 
 

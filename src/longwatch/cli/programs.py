@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longwatch.cli import output
+from longwatch.cli.option_values import duration, whole_number
 from longwatch.cli.options import Json, valid_text
 from longwatch.cli.status_table import status_line, status_table
 from longwatch.errors import UsageError
@@ -32,7 +33,10 @@ SelectedNames = Annotated[
 All = Annotated[bool, typer.Option("--all", help="All programs.")]
 Ready = Annotated[bool, typer.Option("--ready", help="Wait until they are ready, not only up.")]
 Timeout = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.001, help="How long they may take to come up.")
+    float,
+    typer.Option(
+        metavar="DURATION", parser=duration(0.001), help="How long they may take to come up."
+    ),
 ]
 Config = Annotated[
     Path | None,
@@ -51,7 +55,10 @@ Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
 ]
 Lines = Annotated[
-    int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last ones.")
+    int,
+    typer.Option(
+        "--lines", "-n", metavar="N", parser=whole_number(0), help="How many of the last ones."
+    ),
 ]
 
 START_TIMEOUT = 30.0

@@ -39,25 +39,25 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
         str | None, typer.Option(metavar="NAME", help="Sent to stop it. [the signal that we got]")
     ] = None,
     stop_grace: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="From there to SIGKILL. [15]")
+        str | None, typer.Option(metavar="DURATION", help="From there to SIGKILL. [15]")
     ] = None,
     stable_after: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="Up so long, its past is forgotten. [60]")
+        str | None, typer.Option(metavar="DURATION", help="Up so long, its past is forgotten. [60]")
     ] = None,
     backoff_initial: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="The first wait before a restart. [1]")
+        str | None, typer.Option(metavar="DURATION", help="The first wait before a restart. [1]")
     ] = None,
     backoff_factor: Annotated[
         str | None, typer.Option(metavar="N", help="Each further wait is so many times longer. [2]")
     ] = None,
     backoff_cap: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="The longest wait. [30]")
+        str | None, typer.Option(metavar="DURATION", help="The longest wait. [30]")
     ] = None,
     breaker_restarts: Annotated[
         str | None, typer.Option(metavar="N", help="Restarts allowed in the window. [5]")
     ] = None,
     breaker_window: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="The window. [60]")
+        str | None, typer.Option(metavar="DURATION", help="The window. [60]")
     ] = None,
     health: Annotated[
         bool | None, typer.Option(help="Ask its health over HTTP. [only if a port is set]")
@@ -69,16 +69,16 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
         str | None, typer.Option(metavar="PATH", help="What is asked for. [/health]")
     ] = None,
     health_interval: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="How often. [30]")
+        str | None, typer.Option(metavar="DURATION", help="How often. [30]")
     ] = None,
     health_timeout: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="For the whole answer. [5]")
+        str | None, typer.Option(metavar="DURATION", help="For the whole answer. [5]")
     ] = None,
     health_failures: Annotated[
         str | None, typer.Option(metavar="N", help="So many in a row and it is restarted. [3]")
     ] = None,
     health_start_grace: Annotated[
-        str | None, typer.Option(metavar="SECONDS", help="Before the first question. [10]")
+        str | None, typer.Option(metavar="DURATION", help="Before the first question. [10]")
     ] = None,
     log_level: Annotated[
         str | None,

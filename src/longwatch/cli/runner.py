@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longwatch.cli import output, runner_views
+from longwatch.cli.command_groups import CommandGroup
+from longwatch.cli.option_values import choice, whole_number
 from longwatch.cli.options import Json, valid_text
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 app = typer.Typer(invoke_without_command=True)
 runs_app = typer.Typer(help="The runs of agents: look, retry, cancel.", no_args_is_help=True)
 events_app = typer.Typer(help="The events of the sources.", no_args_is_help=True)
-app.add_typer(events_app, name="events")
-app.add_typer(runs_app, name="runs")
+app.add_typer(events_app, name="events", cls=CommandGroup)
+app.add_typer(runs_app, name="runs", cls=CommandGroup)
 
 FOLLOW_INTERVAL = 0.5
 
@@ -55,19 +57,19 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     context: typer.Context,
     config: Config = None,
     agent_timeout: Annotated[
-        str | None, _flag("SECONDS", "The longest run of an agent; `off`: no limit. [300]")
+        str | None, _flag("DURATION", "The longest run of an agent; `off`: no limit. [300]")
     ] = None,
     progress_timeout: Annotated[
-        str | None, _flag("SECONDS", "An agent that writes nothing for so long is ended. [off]")
+        str | None, _flag("DURATION", "An agent that writes nothing for so long is ended. [off]")
     ] = None,
     max_queue_age: Annotated[
-        str | None, _flag("SECONDS", "Events that waited longer expire; `off`: none does. [600]")
+        str | None, _flag("DURATION", "Events that waited longer expire; `off`: none does. [600]")
     ] = None,
     queue_sweep_interval: Annotated[
-        str | None, _flag("SECONDS", "How often queues are swept. [60]")
+        str | None, _flag("DURATION", "How often queues are swept. [60]")
     ] = None,
     shutdown_timeout: Annotated[
-        str | None, _flag("SECONDS", "How long a stop waits for runs. [30]")
+        str | None, _flag("DURATION", "How long a stop waits for runs. [30]")
     ] = None,
     health_port: Annotated[
         str | None, _flag("PORT", "Where health is; 0: any free port, `off`: nowhere. [8080]")
@@ -85,13 +87,13 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         str | None, _flag("NAME", "What the names of metrics begin with. [longwatch_runner]")
     ] = None,
     sse_reconnect_initial_delay: Annotated[
-        str | None, _flag("SECONDS", "The wait before the first reconnect. [1]")
+        str | None, _flag("DURATION", "The wait before the first reconnect. [1]")
     ] = None,
     sse_reconnect_max_delay: Annotated[
-        str | None, _flag("SECONDS", "The longest wait before a reconnect. [60]")
+        str | None, _flag("DURATION", "The longest wait before a reconnect. [60]")
     ] = None,
     sse_read_timeout: Annotated[
-        str | None, _flag("SECONDS", "A connection without a byte for so long is made anew. [120]")
+        str | None, _flag("DURATION", "A connection without a byte for so long is made anew. [120]")
     ] = None,
     severity_threshold: Annotated[
         str | None,
@@ -110,19 +112,19 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         str | None, _flag("POLICY", "Of a full queue: drop-oldest or reject. [drop-oldest]")
     ] = None,
     dedup_window: Annotated[
-        str | None, _flag("SECONDS", "The same fault is not run again so soon; 0: it is. [300]")
+        str | None, _flag("DURATION", "The same fault is not run again so soon; 0: it is. [300]")
     ] = None,
     max_attempts: Annotated[
         str | None, _flag("N", "Runs of one event before it is given up. [3]")
     ] = None,
     retry_delay: Annotated[
-        str | None, _flag("SECONDS", "Before the second attempt; doubles. [10]")
+        str | None, _flag("DURATION", "Before the second attempt; doubles. [10]")
     ] = None,
     work_breaker_failures: Annotated[
         str | None, _flag("N", "So many failed runs in a row stop new runs. [5]")
     ] = None,
     work_breaker_cooldown: Annotated[
-        str | None, _flag("SECONDS", "Until one run is tried then. [300]")
+        str | None, _flag("DURATION", "Until one run is tried then. [300]")
     ] = None,
     breaker_affects_readiness: Annotated[
         str | None, _flag("BOOL", "Not ready while the work breaker is open. [true]")
@@ -203,11 +205,19 @@ def tail(  # noqa: PLR0913 - one argument an option
     *,
     source: Source = None,
     outcome: Annotated[
-        runner_views.Outcome | None,
-        typer.Option("--outcome", help="Only with this outcome; open: queued or running."),
+        str | None,
+        typer.Option(
+            "--outcome",
+            metavar="OUTCOME",
+            parser=choice(runner_views.OUTCOMES),
+            help=f"Only with this outcome: {', '.join(runner_views.OUTCOMES)}.",
+        ),
     ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, max=100_000, help="How many.")
+        int,
+        typer.Option(
+            "--lines", "-n", metavar="N", parser=whole_number(0, 100_000), help="How many."
+        ),
     ] = 20,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with new events, until Ctrl-C.")
@@ -219,8 +229,7 @@ def tail(  # noqa: PLR0913 - one argument an option
     """Show the last events, the newest last. With --json one object a line."""
     with _open(store, config) as opened:
         opened.require_source(source)
-        kind = outcome.value if outcome else None
-        for record in _following(opened, source, kind, lines=lines, follow=follow):
+        for record in _following(opened, source, outcome, lines=lines, follow=follow):
             output.print_result(
                 runner_views.event_line(record), runner_views.event_json(record), as_json=json
             )
@@ -247,7 +256,10 @@ def dead(
     *,
     source: Source = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="So many at the most, the newest.")
+        int,
+        typer.Option(
+            metavar="N", parser=whole_number(1, 100_000), help="So many at the most, the newest."
+        ),
     ] = 100,
     store: Store = None,
     config: Config = None,
@@ -278,14 +290,23 @@ def list_runs(  # noqa: PLR0913 - one argument an option
     *,
     source: Source = None,
     status: Annotated[
-        runner_views.Status | None, typer.Option("--status", help="Only with this status.")
+        str | None,
+        typer.Option(
+            "--status",
+            metavar="STATUS",
+            parser=choice(runner_views.STATUSES),
+            help=f"Only with this status: {', '.join(runner_views.STATUSES)}.",
+        ),
     ] = None,
     event: Annotated[
         str | None,
         typer.Option("--event", metavar="ID", callback=valid_text, help="Only of this event."),
     ] = None,
     limit: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="So many at the most, the newest.")
+        int,
+        typer.Option(
+            metavar="N", parser=whole_number(1, 100_000), help="So many at the most, the newest."
+        ),
     ] = 50,
     store: Store = None,
     config: Config = None,
@@ -294,9 +315,7 @@ def list_runs(  # noqa: PLR0913 - one argument an option
     """List the runs, the newest first."""
     with _open(store, config) as opened:
         opened.require_source(source)
-        found = opened.runs.runs(
-            source=source, event=event, status=status.value if status else None, limit=limit
-        )
+        found = opened.runs.runs(source=source, event=event, status=status, limit=limit)
     text = (
         output.table(runner_views.RUN_HEAD, map(runner_views.run_row, found))
         if found

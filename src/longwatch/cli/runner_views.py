@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from longwatch.cli import output
@@ -24,25 +23,10 @@ MAX_DATA_CHARS = 80
 MAX_ERROR_CHARS = 60
 
 
-class Outcome(StrEnum):
-    """The outcome of an event, as a filter."""
-
-    OPEN = "open"
-    RUN = "run"
-    EXPIRED = "expired"
-    FILTERED = "filtered"
-    DEAD_LETTERED = "dead-lettered"
-    DROPPED = "dropped"
-
-
-class Status(StrEnum):
-    """The status of a run, as a filter."""
-
-    RUNNING = "running"
-    SUCCESS = "success"
-    FAILURE = "failure"
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
+OUTCOMES = ("open", "run", "expired", "filtered", "dead-lettered", "dropped")
+"""The outcomes of events, as a filter; `open`: queued or running."""
+STATUSES = ("running", "success", "failure", "timeout", "cancelled")
+"""The statuses of runs, as a filter."""
 
 
 def source_json(source: SourceStatus) -> JsonObject:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longwatch.cli import output
-from longwatch.cli.evals import reject_nan
+from longwatch.cli.option_values import duration, number, whole_number
 from longwatch.cli.options import Json, valid_text
 from longwatch.cli.runner import Config, Store
 from longwatch.errors import UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from longwatch.runner.simulator import Simulator
 
 app = typer.Typer(
-    help="Simulated event sources, and whether a runner has dealt with each event.",
+    help="Simulated event sources, and a check of their events.",
     no_args_is_help=True,
 )
 
@@ -32,27 +32,27 @@ POLL_SECONDS = 0.2
 
 
 def _count_option(text: str) -> Any:
-    return typer.Option(metavar="N", min=0, help=text)
+    return typer.Option(metavar="N", parser=whole_number(0), help=text)
 
 
-def _seconds_option(text: str) -> Any:
-    return typer.Option(metavar="SECONDS", min=0.01, callback=reject_nan, help=text)
+def _duration_option(text: str) -> Any:
+    return typer.Option(metavar="DURATION", parser=duration(0.01), help=text)
 
 
 Sources = Annotated[
-    int, typer.Option(metavar="N", min=1, max=1000, help="Sources: sim-1, sim-2, …")
+    int, typer.Option(metavar="N", parser=whole_number(1, 1000), help="Sources: sim-1, sim-2, …")
 ]
 Rate = Annotated[
     float,
     typer.Option(
         metavar="N",
-        min=0,
-        max=100_000,
-        callback=reject_nan,
+        parser=number(0, 100_000),
         help="Events a second of each source; 0: only those of control requests.",
     ),
 ]
-Port = Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: any free one.")]
+Port = Annotated[
+    int, typer.Option(metavar="PORT", parser=whole_number(0, 65_535), help="0: any free one.")
+]
 Host = Annotated[str, typer.Option(metavar="ADDRESS", callback=valid_text, help="Where to listen.")]
 Journal = Annotated[
     Path | None,
@@ -61,7 +61,9 @@ Journal = Annotated[
 Status = Annotated[
     int | None,
     typer.Option(
-        metavar="CODE", min=200, max=599, help="Answer with this status, not with a stream."
+        metavar="CODE",
+        parser=whole_number(200, 599),
+        help="Answer with this status, not with a stream.",
     ),
 ]
 
@@ -76,19 +78,26 @@ def events(  # noqa: PLR0913 - one argument an option
     ] = None,
     port: Port = 8090,
     host: Host = "127.0.0.1",
-    seed: Annotated[int, typer.Option(metavar="N", help="Another seed: other events.")] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", parser=whole_number(), help="Another seed: other events.")
+    ] = 1,
     journal: Journal = None,
     history: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Events of a source that memory keeps.")
+        int,
+        typer.Option(
+            metavar="N", parser=whole_number(1), help="Events of a source that memory keeps."
+        ),
     ] = 10_000,
-    comment_interval: Annotated[float, _seconds_option("A comment when nothing is new.")] = 15.0,
+    comment_interval: Annotated[float, _duration_option("A comment when nothing is new.")] = 15.0,
     drop_every: Annotated[int, _count_option("Cut the connection in each N-th event.")] = 0,
     stall_every: Annotated[int, _count_option("Fall silent at each N-th event.")] = 0,
-    stall_seconds: Annotated[float, _seconds_option("How long a stall takes.")] = 60.0,
+    stall_seconds: Annotated[float, _duration_option("How long a stall takes.")] = 60.0,
     bad_bytes: Annotated[int, _count_option("Bytes that are not UTF-8 in each N-th event.")] = 0,
     retry: Annotated[
         int | None,
-        typer.Option(metavar="MS", min=0, help="Ask clients to wait so long to reconnect."),
+        typer.Option(
+            metavar="MS", parser=whole_number(0), help="Ask clients to wait so long to reconnect."
+        ),
     ] = None,
     status: Status = None,
 ) -> None:
@@ -136,15 +145,14 @@ def check(
     wait: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS",
-            min=0,
-            callback=reject_nan,
+            metavar="DURATION",
+            parser=duration(),
             help="Wait so long for events that are missing, queued or running.",
         ),
     ] = 0,
     json: Json = False,
 ) -> int:
-    """Compare the events that were sent with those that a runner has stored.
+    """Compare the events that were sent with those in the store.
 
     Exit code 0 if each of them has one row with one outcome, and no run is under
     way; else 1.
@@ -225,4 +233,4 @@ def _conclusion(found: Sequence[SourceReconciliation], *, is_right: bool) -> str
         return "each event has one outcome"
     if any(each.missing or each.twice or each.unsent for each in found):
         return "the events do not add up"
-    return "some events are queued or running; --wait SECONDS waits for them"
+    return "some events are queued or running; --wait DURATION waits for them"

@@ -9,10 +9,15 @@ from typing import Annotated
 
 import typer
 
+from longwatch.cli.option_values import whole_number
+
 Processes = Annotated[
     int,
     typer.Option(
-        metavar="N", min=1, max=256, help="How many processes run them. [1]", show_default=False
+        metavar="N",
+        parser=whole_number(1, 256),
+        help="How many processes run them, 256 at most. [1]",
+        show_default=False,
     ),
 ]
 Name = Annotated[
@@ -24,7 +29,9 @@ Name = Annotated[
 HealthPort = Annotated[
     int | None,
     typer.Option(
-        metavar="PORT", min=0, max=65535, help="Where health and metrics are. [the group's]"
+        metavar="PORT",
+        parser=whole_number(0, 65_535),
+        help="Where health and metrics are. [the group's]",
     ),
 ]
 HealthHost = Annotated[

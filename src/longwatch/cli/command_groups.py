@@ -1,0 +1,86 @@
+"""The commands of `longwatch` in the groups in which `longwatch --help` lists them, and the class
+of every group of commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from typer.core import TyperGroup
+
+from longwatch.core.suggest import did_you_mean
+from longwatch.errors import LongwatchError, UsageError
+
+HELP_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Run things": (
+        "run",
+        "up",
+        "worker",
+        "runner",
+        "simulate",
+    ),
+    "Queues": (
+        "mailbox",
+    ),
+    "Graphs": (
+        "flow",
+    ),
+    "Evaluations": (
+        "eval",
+    ),
+    "Operate": (
+        "init",
+        "check",
+        "status",
+        "start",
+        "stop",
+        "restart",
+        "reset",
+        "reload",
+        "logs",
+        "events",
+        "db",
+    ),
+}  # fmt: skip
+"""Every command stands in exactly one group, one a line."""
+
+
+class InterruptedByUserError(LongwatchError):
+    """Ctrl-C."""
+
+    exit_code = 130
+
+
+class CommandGroup(TyperGroup):
+    """Commands under one name. An unknown name is refused with the nearest one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            see_help = f"see `{ctx.command_path} --help`"
+            meant = did_you_mean(name, self.list_commands(ctx), default=see_help)
+            raise UsageError(f"`{ctx.command_path}` has no command '{name}'; {meant}")
+        return super().resolve_command(ctx, args)
+
+
+class RootGroup(CommandGroup):
+    """Every command. Its help has one section for each of HELP_GROUPS. Ctrl-C becomes an
+    InterruptedByUserError here: typer would make an exit code of it, and print nothing.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise InterruptedByUserError("interrupted") from None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
+        width = max(map(len, self.commands))
+        limit = formatter.width - 6 - width
+        for title, names in HELP_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    (name.ljust(width), self.commands[name].get_short_help_str(limit))
+                    for name in names
+                )

@@ -1,0 +1,74 @@
+"""The errors of the command line parser as one line for people.
+
+The parser's library moves its error classes from version to version, so they are known by the names
+of their classes and by their attributes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from longwatch.core.suggest import did_you_mean
+
+_EXTRA_ARGUMENTS = re.compile(r"extra arguments?(?:\(s\))? \((.*)\)\.?$", re.DOTALL)
+
+
+def describe_usage_error(error: Any, command_path: str) -> str:
+    """What was expected, what was found, what to do; `command_path` is used where the error does
+    not know its command.
+    """
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", None) or command_path
+    see_help = f"see `{path} --help`"
+    match type(error).__name__:
+        case "MissingParameter" if error.param is not None:
+            return f"{_name(error.param)} is missing; write: {_usage(path, context)}"
+        case "BadParameter" if error.param is not None:
+            return f"{_name(error.param)} {error.message}"
+        case "NoSuchOption":
+            meant = did_you_mean(error.option_name, _options(context), default=see_help)
+            return f"`{path}` has no option {error.option_name}; {meant}"
+        case "BadOptionUsage" if "does not take" in error.message:
+            return f"{error.option_name} takes no value; write {error.option_name} alone"
+        case "BadOptionUsage":
+            return f"{error.option_name} needs a value, and there is none; {see_help}"
+        case _:
+            return _describe_extra(error, path, context) or f"{_bare(error)}; {see_help}"
+
+
+def _describe_extra(error: Any, path: str, context: Any) -> str:
+    extra = _EXTRA_ARGUMENTS.search(error.format_message())
+    if extra is None or context is None:
+        return ""
+    return f"'{extra[1]}' is too much; write: {_usage(path, context)}"
+
+
+def _bare(error: Any) -> str:
+    """The library's own words, in the form of ours: no capital first, no full stop."""
+    text: str = error.format_message().rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _name(param: Any) -> str:
+    """An option by its longest name, an argument by its metavar."""
+    if param.param_type_name == "option":
+        return str(max(param.opts, key=len))
+    return str(param.human_readable_name)
+
+
+def _options(context: Any) -> list[str]:
+    params = context.command.get_params(context) if context is not None else ()
+    return [name for param in params for name in (*param.opts, *param.secondary_opts)]
+
+
+def _usage(path: str, context: Any) -> str:
+    """The command with its arguments and the options that it cannot do without."""
+    words = [path]
+    for param in context.command.params:
+        if param.param_type_name == "argument":
+            name = param.human_readable_name
+            words.append(name if param.required or name.startswith("[") else f"[{name}]")
+        elif param.required:
+            words.append(f"{_name(param)} {param.metavar}")
+    return " ".join(words)
