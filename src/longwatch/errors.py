@@ -86,7 +86,9 @@ class Fault:
     cure: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.problem}" + (f"; {self.cure}" if self.cure else "")
+        # A flag and its problem are one sentence: `--name takes letters …`.
+        separator = " " if self.where.startswith("--") else ": "
+        return f"{self.where}{separator}{self.problem}" + (f"; {self.cure}" if self.cure else "")
 
 
 class ConfigError(UsageError):

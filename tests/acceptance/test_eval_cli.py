@@ -484,19 +484,19 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("ok.jsonl", "app:loop", "--concurrency", "0"),
-        "Invalid value for '--concurrency': 0 is not in the range 1<=x<=1000.",
+        "--concurrency takes a whole number from 1 to 1,000, got '0'",
     ),
     (
         ("ok.jsonl", "app:loop", "--min-pass-rate", "90"),
-        "Invalid value for '--min-pass-rate': 90.0 is not in the range 0<=x<=1.",
+        "--min-pass-rate takes a number from 0 to 1, got '90'",
     ),
     (
         ("ok.jsonl", "app:loop", "--min-pass-rate", "nan"),
-        "Invalid value for '--min-pass-rate': nan is not a number.",
+        "--min-pass-rate takes a number from 0 to 1, got 'nan'",
     ),
     (
         ("ok.jsonl", "app:loop", "--sample-timeout", "inf"),
-        "Invalid value for '--sample-timeout': inf is not in the range 1<=x<=",
+        "--sample-timeout takes a duration, for example 300, 90s or 5m; got 'inf'",
     ),
 )
 

@@ -229,9 +229,9 @@ def test_code_that_cannot_be_used_is_told_in_one_line(place: FlowDirectory, targ
             ("ls", "--store", "sqlit:///x.db"),
             "graphs are computed in a SQL store, which 'sqlit:///x.db' does not name; did you",
         ),
-        (("ls", "--limit", "0"), "Invalid value for '--limit'"),
-        (("work", TARGET, "--concurrency", "0"), "Invalid value for '--concurrency'"),
-        (("nothing",), "No such command 'nothing'"),
+        (("ls", "--limit", "0"), "--limit takes a whole number from 1 to 100,000, got '0'"),
+        (("work", TARGET, "--concurrency", "0"), "--concurrency takes a whole number from 1 to"),
+        (("nothing",), "`longwatch flow` has no command 'nothing'"),
     ],
     ids=str,
 )

@@ -316,7 +316,8 @@ def test_a_wrong_type_is_told_the_right_one(refusal: Refusal) -> None:
 def test_a_negative_duration_is_told_the_range(refusal: Refusal) -> None:
     line = refusal.of_file("[run]\nstop_grace = -1\n")
     assert (
-        "longwatch.toml: run.stop_grace: must be a number of seconds (0 to a year), not -1" == line
+        "longwatch.toml: run.stop_grace: must be a duration (0 to a year), for example 300, "
+        '"90s" or "5m", not -1' == line
     )
 
 
@@ -335,7 +336,10 @@ def test_several_faults_are_told_at_once_in_a_line_each(refusal: Refusal) -> Non
             'environment variable PORT: must be a whole number from 1 to 65535, not "abc"; '
             "correct it or unset it"
         ),
-        "--health-interval: must be a number of seconds (more than 0, a year at most), not 0.0",
+        (
+            "--health-interval takes a duration (more than 0, a year at most), for example 300, "
+            "90s or 5m; got '0'"
+        ),
     ] == lines
 
 
@@ -367,7 +371,7 @@ def test_a_port_in_use_is_told_the_ways_out(refusal: Refusal) -> None:
 
 
 def test_an_unknown_option_is_told_of_the_help(refusal: Refusal) -> None:
-    assert "No such option: --bogus. See `longwatch run --help`." == refusal(
+    assert "`longwatch run` has no option --bogus; see `longwatch run --help`" == refusal(
         "--bogus", "--", *CHILD
     )
 
@@ -378,50 +382,53 @@ def test_an_unknown_option_cannot_write_to_the_terminal(refusal: Refusal) -> Non
 
 
 def test_an_option_without_its_value_is_told_so(refusal: Refusal) -> None:
-    assert "Option '--stop-grace' requires an argument. See `longwatch run --help`." == refusal(
+    assert "--stop-grace needs a value, and there is none; see `longwatch run --help`" == refusal(
         "--stop-grace"
     )
 
 
 def test_an_unknown_command_gets_the_nearest_one(refusal: Refusal) -> None:
-    assert ["No such command 'rnu'. Did you mean 'run'? See `longwatch --help`."] == refusal.lines(
+    assert ["`longwatch` has no command 'rnu'; did you mean run?"] == refusal.lines(
         "rnu", "--", *CHILD
     )
+
+
+DURATION = "a duration (0 to a year), for example 300, 90s or 5m"
 
 
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--restart", "sometimes", 'must be "always", "never" or "on-failure", not "sometimes"'),
+        ("--restart", "sometimes", "takes always, never or on-failure; got 'sometimes'"),
         (
             "--restart",
             "allways",
-            'must be "always", "never" or "on-failure", not "allways"; did you mean always?',
+            "takes always, never or on-failure; got 'allways'; did you mean always?",
         ),
         (
             "--stop-signal",
             "TREM",
-            'must be the name of a signal, such as "TERM", not "TREM"; did you mean TERM?',
+            "takes the name of a signal, such as TERM; got 'TREM'; did you mean TERM?",
         ),
-        ("--stop-signal", "15", 'must be the name of a signal, such as "TERM", not "15"'),
-        ("--stop-grace", "-1", "must be a number of seconds (0 to a year), not -1.0"),
-        ("--stop-grace", "soon", 'must be a number of seconds (0 to a year), not "soon"'),
+        ("--stop-signal", "15", "takes the name of a signal, such as TERM; got '15'"),
+        ("--stop-grace", "-1", f"takes {DURATION}; got '-1'"),
+        ("--stop-grace", "soon", f"takes {DURATION}; got 'soon'"),
         (
             "--name",
             "a/b",
-            "must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"a/b\"",
+            "takes letters, digits, '.', '_' and '-', 64 at most, no '.' first; got 'a/b'",
         ),
         (
             "--log-level",
             "loud",
-            'must be "debug", "info", "warning", "error" or "critical", not "loud"',
+            "takes debug, info, warning, error or critical; got 'loud'",
         ),
     ],
 )
 def test_a_bad_value_is_told_what_would_be_a_good_one(
     refusal: Refusal, option: str, value: str, expected: str
 ) -> None:
-    assert f"{option}: {expected}" == refusal(option, value, "--", *CHILD)
+    assert f"{option} {expected}" == refusal(option, value, "--", *CHILD)
 
 
 # --- the state directory ---

@@ -346,15 +346,15 @@ def test_everything_that_this_machine_lacks_is_refused_at_once(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--agent-timeout", "0"), "--agent-timeout: must be a number of seconds"),
-        (("--store-url", "redis://localhost"), "--store-url: must be a SQL store"),
-        (("--severity-threshold", "loud"), "--severity-threshold: must be"),
+        (("--agent-timeout", "0"), "--agent-timeout takes off or a duration"),
+        (("--store-url", "redis://localhost"), "--store-url takes a SQL store"),
+        (("--severity-threshold", "loud"), "--severity-threshold takes debug, info"),
         (
             ("--max-concurrent-agents", "0"),
-            "--max-concurrent-agents: must be a whole number from 1",
+            "--max-concurrent-agents takes a whole number from 1",
         ),
         (("--store-url", "sqlite:///missing/dir/x.db"), "missing/dir"),
-        (("--agent-timout", "3"), "No such option"),
+        (("--agent-timout", "3"), "has no option --agent-timout; did you mean --agent-timeout?"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(

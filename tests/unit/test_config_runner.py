@@ -123,7 +123,7 @@ def test_all_faults_are_reported_at_once_each_with_its_cure(tmp_path: Path) -> N
 
     assert "runner.agent_timout: unknown key; did you mean agent_timeout?" in text
     assert "runner.max_attempts: must be a whole number from 1" in text
-    assert "runner.agent_timeout: must be a number of seconds (more than 0" in text
+    assert 'runner.agent_timeout: must be "off" or a duration (more than 0' in text
     assert "runner.severity_threshold: must be" in text
     assert "did you mean warning?" in text
     assert "runner.store_url: must be a SQL store" in text

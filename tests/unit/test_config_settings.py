@@ -240,28 +240,32 @@ def test_nothing_is_read_from_the_real_environment(monkeypatch: pytest.MonkeyPat
     assert Settings() == load()
 
 
+EXAMPLES = 'for example 300, "90s" or "5m"'
+PERIOD = f"duration (more than 0, a year at most), {EXAMPLES}"
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
         (
             "run.stop_grace = -1",
-            "run.stop_grace: must be a number of seconds (0 to a year), not -1",
+            f"run.stop_grace: must be a duration (0 to a year), {EXAMPLES}, not -1",
         ),
         (
             "run.stop_grace = 1e12",
-            "run.stop_grace: must be a number of seconds (0 to a year), not 1000000000000.0",
+            f"run.stop_grace: must be a duration (0 to a year), {EXAMPLES}, not 1000000000000.0",
         ),
         (
             "run.health.interval = 0",
-            "run.health.interval: must be a number of seconds (more than 0, a year at most), not 0",
+            f"run.health.interval: must be a {PERIOD}, not 0",
         ),
         (
             "run.health.timeout = 0",
-            "run.health.timeout: must be a number of seconds (more than 0, a year at most), not 0",
+            f"run.health.timeout: must be a {PERIOD}, not 0",
         ),
         (
             "run.breaker.window = 0",
-            "run.breaker.window: must be a number of seconds (more than 0, a year at most), not 0",
+            f"run.breaker.window: must be a {PERIOD}, not 0",
         ),
         (
             "run.breaker.restarts = 0",
@@ -269,10 +273,7 @@ def test_nothing_is_read_from_the_real_environment(monkeypatch: pytest.MonkeyPat
         ),
         (
             "run.breaker.cooldown = 'no'",
-            (
-                "run.breaker.cooldown: must be a number of seconds (more than 0, a year at most) "
-                'or "off", not "no"'
-            ),
+            f'run.breaker.cooldown: must be "off" or a {PERIOD}, not "no"',
         ),
         (
             "run.backoff.factor = 0.5",
@@ -474,8 +475,28 @@ def test_a_flag_is_called_after_its_setting(path: str, flag: str) -> None:
     assert flag == flag_name(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [('"5m"', 300), ('"1h30m"', 5400), ('"90"', 90), ("1.5", 1.5)]
+)
+def test_a_duration_in_the_file_is_seconds_or_a_text_with_units(
+    tmp_path: Path, text: str, seconds: float
+) -> None:
+    settings = load(f"run.stop_grace = {text}\nrun.breaker.cooldown = {text}", tmp_path=tmp_path)
+    assert (seconds, seconds) == (settings.run.stop_grace, settings.run.breaker.cooldown)
+
+
+@pytest.mark.parametrize("text", ["5x", "-5m", "nan", "inf", "366d", "1e999", ""])
+def test_a_text_that_is_no_duration_of_up_to_a_year_is_refused(tmp_path: Path, text: str) -> None:
+    fault = fault_of(tmp_path, f'run.stop_grace = "{text}"')
+    assert fault.startswith("run.stop_grace: must be a duration (0 to a year), for example 300")
+
+
+def test_durations_in_the_environment_and_in_flags_may_have_units_too() -> None:
+    assert 300 == load(run__stop_grace="5m").run.stop_grace
+
+
 def test_a_wrong_flag_is_named_as_on_the_command_line() -> None:
-    with pytest.raises(ConfigError, match=r"^--stop-grace: must be"):
+    with pytest.raises(ConfigError, match=r"^--stop-grace takes a duration .*; got '-1.0'$"):
         load(run__stop_grace=-1.0)
 
 

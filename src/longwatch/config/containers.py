@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import field
 
 from longwatch.config.fields import (
-    YEAR_SECONDS,
     Command,
     ContainerPath,
     ImageName,
@@ -21,6 +20,7 @@ from longwatch.config.fields import (
     argv,
     byte_count,
     command_faults,
+    duration_field,
 )
 from longwatch.config.programs import ManagedSettings, dependencies, probe_tables, ready_faults
 from longwatch.config.settings_reader import UNSET
@@ -39,9 +39,7 @@ from longwatch.supervisor.dependencies import Condition, Readiness
 RUNTIME_VARIABLE = "CONTAINER_RUNTIME"
 RUNTIMES = ("auto", "docker", "podman")
 
-PollInterval = Annotated[
-    float, Meta(ge=0.1, le=YEAR_SECONDS, description="a number of seconds (0.1 to a year)")
-]
+PollInterval = Annotated[float, duration_field("0.1 to a year", ge=0.1)]
 
 
 class ContainersSettings(SettingsTable, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
 """What the fields of the settings may hold: types with their bounds, and the words for them.
-Durations are seconds.
+Durations are seconds, or texts such as "5m".
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from longwatch.core.duration import YEAR_SECONDS
 from longwatch.errors import Fault
 
-YEAR_SECONDS = 31_536_000
 SIGNALS = {
     spelled: number
     for name, number in signal.Signals.__members__.items()
@@ -23,13 +23,15 @@ SIGNALS = {
 }
 """Every signal under both spellings: `TERM` and `SIGTERM`."""
 
-Seconds = Annotated[
-    float, Meta(ge=0, le=YEAR_SECONDS, description="a number of seconds (0 to a year)")
-]
-Period = Annotated[
-    float,
-    Meta(gt=0, le=YEAR_SECONDS, description="a number of seconds (more than 0, a year at most)"),
-]
+
+def duration_field(range_words: str, **bounds: float) -> Meta:
+    """What is known of a duration: a number of seconds, or a text such as "5m"."""
+    description = f'a duration ({range_words}), for example 300, "90s" or "5m"'
+    return Meta(le=YEAR_SECONDS, description=description, extra={"duration": True}, **bounds)
+
+
+Seconds = Annotated[float, duration_field("0 to a year", ge=0)]
+Period = Annotated[float, duration_field("more than 0, a year at most", gt=0)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]

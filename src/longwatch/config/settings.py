@@ -1,9 +1,10 @@
 """Every setting of Longwatch: meaning, special values, default. What stands here is what
 `longwatch.toml` may hold.
 
-Durations are seconds. Each struct is frozen and knows no other keys; an environment variable or a
-flag overrides the file. `config/programs.py` and `config/containers.py` have what is kept up,
-`config/tables.py` the tables below it, `config/fields.py` the types of the fields.
+Durations are seconds; the file may have texts such as "5m", too. Each struct is frozen and knows no
+other keys; an environment variable or a flag overrides the file. `config/programs.py` and
+`config/containers.py` have what is kept up, `config/tables.py` the tables below it,
+`config/fields.py` the types of the fields.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from longwatch.config.value_checks import (
     choices,
     convert,
     describe,
+    describe_for_flag,
     format_value,
     parse_text,
     union_members,
@@ -148,6 +149,10 @@ class _Location:
     @property
     def name(self) -> str:
         return self.path.rpartition(".")[2]
+
+    @property
+    def is_flag(self) -> bool:
+        return self.where.startswith("--")
 
 
 class _SettingsReader:
@@ -300,9 +305,18 @@ class _SettingsReader:
 
     def _reject(self, kind: TypeInfo, place: _Location, raw: object, *, cure: str = "") -> object:
         problem = f"must be {describe(kind)}, not {format_value(raw, name=place.name)}"
+        if place.is_flag:
+            expected = describe_for_flag(kind)
+            separator = ";" if "," in expected else ","
+            problem = f"takes {expected}{separator} got '{self._typed(place, raw)}'"
         meant = did_you_mean(raw, choices(kind)) if isinstance(raw, str) else ""
         self.faults.append(Fault(place.where, problem, meant or cure or _quoting_hint(kind, raw)))
         return _INVALID
+
+    def _typed(self, place: _Location, raw: object) -> str:
+        """The value of a flag as it was typed, not as the number that it was read as."""
+        typed = [given.value for given in self._overrides[place.path] if given.where == place.where]
+        return format_value(typed[-1] if typed else raw, name=place.name).strip('"')
 
     def _unknown(self, key: str, place: _Location, known: list[str], *, meant: str) -> None:
         otherwise = (

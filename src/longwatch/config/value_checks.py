@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import inspect as kinds
 
+from longwatch.core.duration import parse_duration
 from longwatch.core.masking import MASK, looks_secret, mask_text
 from longwatch.core.sanitize import printable
 
@@ -54,8 +55,9 @@ def convert(kind: TypeInfo, raw: object) -> object:
     for member in union_members(kind):
         inner = without_metadata(member)
         check, allowed = _CHECKS.get(type(inner)), _extra_choices(member)
-        if check is not None and check(inner, raw) and (not allowed or raw in allowed):
-            return _to_declared_type(inner, raw)
+        value = _duration_value(raw) if _is_duration(member) else raw
+        if check is not None and check(inner, value) and (not allowed or value in allowed):
+            return _to_declared_type(inner, value)
     raise RejectedError
 
 
@@ -80,9 +82,8 @@ def describe(kind: TypeInfo) -> str:
         return str((kind.extra_json_schema or {})["description"])
     inner = without_metadata(kind)
     if isinstance(inner, kinds.UnionType):
-        return _join_or(
-            describe(member) for member in inner.types if not isinstance(member, kinds.NoneType)
-        )
+        members = (member for member in inner.types if not isinstance(member, kinds.NoneType))
+        return _join_or(map(describe, sorted(members, key=_is_duration)))
     return _DESCRIPTIONS[type(inner)](inner)
 
 
@@ -118,6 +119,23 @@ def format_value(value: object, *, name: str) -> str:
                 (noun for type_, noun in _NOUNS.items() if isinstance(value, type_)),
                 f"a {type(value).__name__}",
             )
+
+
+def describe_for_flag(kind: TypeInfo) -> str:
+    """The kind in words for the command line, where texts have no quotes."""
+    return describe(kind).replace('"', "")
+
+
+def _is_duration(kind: TypeInfo) -> bool:
+    return isinstance(kind, kinds.Metadata) and "duration" in (kind.extra or {})
+
+
+def _duration_value(raw: object) -> object:
+    """The seconds of a text that is a duration; any other value as it is."""
+    try:
+        return parse_duration(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        return raw
 
 
 def _extra_choices(kind: TypeInfo) -> tuple[str, ...]:
