@@ -189,6 +189,78 @@ def test_check_finds_the_file_that_the_environment_names(call: Command) -> None:
     )
 
 
+EVERY_KIND_OF_FAULT = """
+[supervisor.log]
+level = "loud"
+[program.web]
+command = "no-such-command x"
+stop_grace = -1
+depends_on = ["nope"]
+[program.here]
+command = "true"
+cwd = "missing"
+[program.api]
+command = "sleep 1"
+health.port = {port}
+[program.other]
+command = "sleep 1"
+health.port = {port}
+[program.number]
+command = 5
+[worker.jobs]
+target = "no_such_module:group"
+processes = 300
+"""
+
+
+def test_check_lists_faults_of_the_file_and_of_the_machine_in_one_round(call: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        lines = call.faults(EVERY_KIND_OF_FAULT.format(port=port))
+    starts = [
+        "supervisor.log.level: must be",
+        "program.web.stop_grace: must be a duration",
+        "program.number.command: must be a list",
+        "worker.jobs.processes: must be a whole number",
+        f"program.other.health.port: is {port}, on which api is asked",
+        "program.web.depends_on: waits for 'nope'",
+        "program.web.command: command 'no-such-command' was not found",
+        "program.here.cwd: the working directory",
+        "worker.jobs.target: there is no module 'no_such_module'",
+        f"program.api.health.port: {port} is not free",
+    ]
+    assert starts == [line[: len(start)] for line, start in zip(lines, starts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[program.web]\ncommand = 5", "program.web.command: must be a list"),
+        ("[program.web]\ncommand = 'no-such'\ncwd = 5", "program.web.cwd: must be text"),
+        ("[program.web]\ncommand = 'x'\nenv.PATH = 5", "program.web.env.PATH: must be text"),
+        ("[worker.w]\ntarget = 5", "worker.w.target: must be text"),
+        ("[program.web", ":1:13: is not valid TOML"),
+        (
+            "[supervisor]\nhealth_port = 0\n[program.web]\ncommand = 'true'\nhealth.kind = 'tcp'",
+            "supervisor.health_port: must be a whole number",
+        ),
+        (
+            "[program.a]\ncommand = 'true'\nhealth.port = 0\n[program.b]\ncommand = 'true'",
+            "program.a.health.port: must be a whole number",
+        ),
+        (
+            "[program.a]\ncommand = 'true'\nbackoff = {initial = -1, cap = 0.5}",
+            "program.a.backoff.initial: must be a duration",
+        ),
+    ],
+)
+def test_a_fault_is_not_followed_by_those_that_follow_from_it(
+    call: Command, text: str, fault: str
+) -> None:
+    [line] = call.faults(text)
+    assert fault in line
+
+
 def test_check_tells_every_fault_of_the_file_at_once(call: Command) -> None:
     text = (
         "[program.a]\ncommand = 'true'\ndepends_on = ['b']\n[program.b]\ncommand = "

@@ -242,7 +242,7 @@ def test_wrong_use_is_told_in_one_line(
 
 
 def test_words_that_are_no_text_are_wrong_use(place: FlowDirectory) -> None:
-    assert "is not UTF-8" in place.refusal_of("show", b"\xff")
+    assert "takes text in UTF-8, got" in place.refusal_of("show", b"\xff")
 
 
 @pytest.mark.parametrize(

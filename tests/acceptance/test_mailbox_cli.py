@@ -240,8 +240,8 @@ def test_a_body_is_an_argument_or_standard_input_and_json_or_text(
         (("-",), b'"\xff"', "the body is not UTF-8: byte 1 "),
         (("--text",), b"\xff", "the body is not UTF-8: byte 0 "),
         ((), b'"' + b"x" * (1 << 20) + b'"', "the body is larger than 1048576 bytes"),
-        (("1", "--delay", "-1"), b"", "delay_seconds must be 0 to "),
-        (("1", "--expires-in", "0"), b"", "expires_in must be more than 0 seconds"),
+        (("1", "--delay", "-1"), b"", "--delay takes a duration, for example 300,"),
+        (("1", "--expires-in", "0"), b"", "--expires-in takes a duration from 0.001 s to"),
         (("1", "--reply-to", "no name"), b"", "a mailbox name has 1 to 200 letters"),
     ],
     ids=lambda value: repr(value)[:40],
@@ -255,8 +255,11 @@ def test_what_cannot_be_sent_is_refused_and_makes_no_store(
 
 def test_words_that_are_no_text_are_wrong_use(shell: Shell) -> None:
     shell.output("mailbox", "send", "jobs", "1")
-    assert "is not UTF-8" in shell.refusal("mailbox", "cancel", "jobs", b"\xff")
-    assert "is not UTF-8" in shell.refusal("mailbox", "send", "jobs", "1", "--dedupe-key", b"\xff")
+    expected = "takes text in UTF-8, got '\\udcff'"
+    assert f"ID {expected}" == shell.refusal("mailbox", "cancel", "jobs", b"\xff")
+    assert f"--dedupe-key {expected}" == shell.refusal(
+        "mailbox", "send", "jobs", "1", "--dedupe-key", b"\xff"
+    )
 
 
 def test_options_of_send_reach_the_message(shell: Shell) -> None:

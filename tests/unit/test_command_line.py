@@ -40,7 +40,12 @@ OPTIONS = [
     for param in command.params
     if param.param_type_name == "option"
 ]
-PARSED = [case for case in OPTIONS if case.values[1].type.name == "parse"]
+PARSED = [
+    pytest.param(path, param, id=" ".join((*path, param.opts[0])))
+    for path, command in COMMANDS.items()
+    for param in command.params
+    if param.type.name == "parse"
+]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -164,6 +169,8 @@ def test_a_value_that_an_option_does_not_take_is_refused_in_one_line(
             "--limit needs a value, and there is none; see `longwatch mailbox peek --help`",
         ),
         (("status", "--json=1"), "--json takes no value; write --json alone"),
+        (("a\nb",), r"`longwatch` has no command 'a\nb'; see `longwatch --help`"),
+        (("init", "a\x1bb"), r"'a\x1bb' is too much; write: longwatch init"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -73,7 +73,7 @@ def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by 
     absolute path, which the runner reads. `worker_environment` returns the variables of the worker
     processes of a user.
     """
-    if not (settings.program or settings.worker or settings.runner or settings.has_containers):
+    if not settings.keeps_anything_up:
         raise ConfigError(
             Fault(
                 source,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,11 +33,7 @@ def check(*, config: Config = None, json: Json = False) -> int:
 
     Shows in which order its programs start. Exits with 2 if one cannot.
     """
-    from longwatch.config.discovery import load_config  # noqa: PLC0415 - help must not wait for what only the command needs
-
-    loaded = load_config(config, os.environ)
-    plans_by_name, warnings = _read_plans(loaded)
-    _check_ports(loaded)
+    loaded, plans_by_name, warnings = _examine(config)
     programs = [_program_json(wave, plan, loaded) for wave, plan in _start_order(plans_by_name)]
     data = {
         "config": str(loaded.absolute_path),
@@ -53,17 +50,51 @@ def check(*, config: Config = None, json: Json = False) -> int:
     return EXIT_FAULTS if any(program["fault"] for program in programs) else 0
 
 
-def _read_plans(loaded: LoadedConfig) -> tuple[dict[str, ProgramPlan], list[str]]:
-    """The plans of the file and of its registry, and the warnings about the latter; ConfigError
-    with all faults of both.
+def _examine(config: Path | None) -> tuple[LoadedConfig, dict[str, ProgramPlan], list[str]]:
+    """The file, the plans of its programs, and warnings about its registry; ConfigError with the
+    faults of the file and of the machine, all at once.
     """
+    from longwatch.config.discovery import examine_config  # noqa: PLC0415 - help must not wait for what only the command needs
+    from longwatch.errors import ConfigError  # noqa: PLC0415
+
+    loaded, faults = examine_config(config, os.environ)
+    if loaded is None:
+        raise ConfigError(*faults)
+    plans: dict[str, ProgramPlan] = {}
+    warnings: list[str] = []
+    notes: list[str] = []
+    settings = loaded.settings
+    if not faults or settings.keeps_anything_up:
+        _add_new(faults, _make_plans(loaded, plans, notes))
+    if settings.containers.registry is not None:
+        _add_new(faults, _read_registry(loaded, plans, warnings))
+    _add_new(faults, _port_faults(loaded))
+    if faults:
+        refused = ConfigError(*faults)
+        for note in notes:
+            refused.add_note(note)
+        raise refused
+    return loaded, plans, warnings
+
+
+def _add_new(faults: list[Fault], found: Iterable[Fault]) -> None:
+    """Add what later checks found, except where an earlier one found a fault already: a second
+    fault there follows from the first.
+    """
+    places = tuple(fault.where for fault in faults)
+    below = tuple(f"{place}{mark}" for place in places for mark in ".[")
+    faults += [
+        fault for fault in found if fault.where not in places and not fault.where.startswith(below)
+    ]
+
+
+def _make_plans(
+    loaded: LoadedConfig, plans: dict[str, ProgramPlan], notes: list[str]
+) -> tuple[Fault, ...]:
+    """Add the plans of the file, or return what this machine does not have."""
     from longwatch.app.plans import make_plans  # noqa: PLC0415
     from longwatch.errors import ConfigError  # noqa: PLC0415
 
-    plans: dict[str, ProgramPlan] = {}
-    warnings: list[str] = []
-    faults: list[Fault] = []
-    notes: list[str] = []
     try:
         plans |= make_plans(
             loaded.settings,
@@ -73,22 +104,17 @@ def _read_plans(loaded: LoadedConfig) -> tuple[dict[str, ProgramPlan], list[str]
             config=loaded.absolute_path,
         )
     except ConfigError as error:
-        faults += error.faults
         notes += getattr(error, "__notes__", ())
-    if loaded.settings.containers.registry is not None:
-        warnings += _read_registry(loaded, plans, faults)
-    if faults:
-        refused = ConfigError(*faults)
-        for note in notes:
-            refused.add_note(note)
-        raise refused
-    return plans, warnings
+        return error.faults
+    return ()
 
 
 def _read_registry(
-    loaded: LoadedConfig, plans: dict[str, ProgramPlan], faults: list[Fault]
-) -> tuple[str, ...]:
-    """Add the agents to the plans, or to the faults why there are none; the warnings."""
+    loaded: LoadedConfig, plans: dict[str, ProgramPlan], warnings: list[str]
+) -> Iterator[Fault]:
+    """Add the agents to the plans and what is to be said about them to the warnings; a fault if
+    the registry cannot be read.
+    """
     from longwatch.app.container_plans import read_agents  # noqa: PLC0415
     from longwatch.errors import Fault  # noqa: PLC0415
     from longwatch.supervisor.containers.agent_registry import RegistryError  # noqa: PLC0415
@@ -96,11 +122,11 @@ def _read_registry(
     try:
         reading = read_agents(loaded.settings, loaded.base_dir)
     except RegistryError as error:
-        faults.append(Fault(f"{loaded.display_path}: containers.registry", str(error)))
-        return ()
+        yield Fault(f"{loaded.display_path}: containers.registry", str(error))
+        return
     assert reading is not None
     plans |= reading.plans
-    return reading.warnings
+    warnings += reading.warnings
 
 
 def _summary(loaded: LoadedConfig, programs: list[dict[str, Any]]) -> str:
@@ -111,20 +137,19 @@ def _summary(loaded: LoadedConfig, programs: list[dict[str, Any]]) -> str:
     return f"{loaded.display_path} is in order: {number}"
 
 
-def _check_ports(loaded: LoadedConfig) -> None:
-    """A supervisor that runs has the ports for its own programs."""
+def _port_faults(loaded: LoadedConfig) -> list[Fault]:
+    """The ports that are not free; a supervisor that runs has them for its own programs."""
     from longwatch.app.startup_checks import busy_port_faults  # noqa: PLC0415
-    from longwatch.errors import ConfigError, LongwatchError  # noqa: PLC0415
+    from longwatch.errors import LongwatchError  # noqa: PLC0415
     from longwatch.supervisor.supervisor_lock import find_supervisor  # noqa: PLC0415
 
     try:
         if loaded.state_dir is not None:
             find_supervisor(loaded.state_dir)
-            return
+            return []
     except LongwatchError:
         pass
-    if busy := busy_port_faults(loaded.settings, source=loaded.display_path):
-        raise ConfigError(*busy)
+    return busy_port_faults(loaded.settings, source=loaded.display_path)
 
 
 def _start_order(plans: dict[str, ProgramPlan]) -> list[tuple[int, ProgramPlan]]:

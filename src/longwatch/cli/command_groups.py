@@ -9,6 +9,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from longwatch.core.sanitize import printable
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import LongwatchError, UsageError
 
@@ -60,7 +61,7 @@ class CommandGroup(TyperGroup):
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             see_help = f"see `{ctx.command_path} --help`"
             meant = did_you_mean(name, self.list_commands(ctx), default=see_help)
-            raise UsageError(f"`{ctx.command_path}` has no command '{name}'; {meant}")
+            raise UsageError(f"`{ctx.command_path}` has no command '{printable(name)}'; {meant}")
         return super().resolve_command(ctx, args)
 
 

@@ -117,7 +117,9 @@ def send(  # noqa: PLR0913 - one argument an option
     expires_in: Annotated[
         float | None,
         typer.Option(
-            metavar="DURATION", parser=duration(), help="Removed if no worker took it by then."
+            metavar="DURATION",
+            parser=duration(0.001, 100 * 365 * 86_400),
+            help="Removed if no worker took it by then.",
         ),
     ] = None,
     dedupe_key: Annotated[

@@ -40,15 +40,12 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, init, check)
 for command in COMMANDS:
     app.command()(command)
-for name, group in (
-    ("flow", flow.app),
-    ("mailbox", mailbox.app),
-    ("db", db.app),
-    ("eval", evals.app),
-    ("runner", runner.app),
-    ("simulate", simulate.app),
-):
-    app.add_typer(group, name=name, cls=CommandGroup)
+app.add_typer(flow.app, name="flow", cls=CommandGroup)
+app.add_typer(mailbox.app, name="mailbox", cls=CommandGroup)
+app.add_typer(db.app, name="db", cls=CommandGroup)
+app.add_typer(evals.app, name="eval", cls=CommandGroup)
+app.add_typer(runner.app, name="runner", cls=CommandGroup)
+app.add_typer(simulate.app, name="simulate", cls=CommandGroup)
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so

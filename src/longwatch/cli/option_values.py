@@ -88,7 +88,7 @@ def refused(expected: str, given: object, *, hint: str = "") -> typer.BadParamet
     from longwatch.core.sanitize import printable, shorten  # noqa: PLC0415
 
     shown = shorten(printable(mask_text(str(given))), _MAX_SHOWN_CHARS)
-    separator = ";" if "," in expected else ","
+    separator = ";" if ", " in expected else ","
     return typer.BadParameter(f"takes {expected}{separator} got '{shown}'{hint}")
 
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from longwatch.core.sanitize import printable
 from longwatch.core.suggest import did_you_mean
 
 _EXTRA_ARGUMENTS = re.compile(r"extra arguments?(?:\(s\))? \((.*)\)\.?$", re.DOTALL)
 
 
 def describe_usage_error(error: Any, command_path: str) -> str:
-    """What was expected, what was found, what to do; `command_path` is used where the error does
-    not know its command.
+    """What was expected, what was found, what to do, in one line; `command_path` is used where
+    the error does not know its command.
     """
+    return printable(_describe(error, command_path))
+
+
+def _describe(error: Any, command_path: str) -> str:
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", None) or command_path
     see_help = f"see `{path} --help`"

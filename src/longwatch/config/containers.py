@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from longwatch.config.fields import (
+    DURATION,
     Command,
     ContainerPath,
     ImageName,
@@ -20,11 +21,12 @@ from longwatch.config.fields import (
     argv,
     byte_count,
     command_faults,
-    duration_field,
+    duration_words,
 )
 from longwatch.config.programs import ManagedSettings, dependencies, probe_tables, ready_faults
 from longwatch.config.settings_reader import UNSET
 from longwatch.config.tables import OutputSettings, ProbeSettings, probe_faults
+from longwatch.core.duration import YEAR_SECONDS
 from longwatch.errors import Fault
 from longwatch.supervisor.containers.container_spec import (
     MIN_MEMORY_BYTES,
@@ -39,7 +41,10 @@ from longwatch.supervisor.dependencies import Condition, Readiness
 RUNTIME_VARIABLE = "CONTAINER_RUNTIME"
 RUNTIMES = ("auto", "docker", "podman")
 
-PollInterval = Annotated[float, duration_field("0.1 to a year", ge=0.1)]
+PollInterval = Annotated[
+    float,
+    Meta(ge=0.1, le=YEAR_SECONDS, description=duration_words("0.1 to a year"), extra=DURATION),
+]
 
 
 class ContainersSettings(SettingsTable, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from longwatch.config.settings import Settings, load_settings
+from longwatch.config.settings import Settings, examine_settings
 from longwatch.core.sanitize import printable
-from longwatch.errors import UsageError
+from longwatch.errors import ConfigError, Fault, UsageError
 
 FILE_NAME = "longwatch.toml"
 
@@ -56,17 +56,33 @@ def load_config(
     """Find the file and read it; UsageError if there is none, ConfigError with every fault there
     is.
     """
+    loaded, faults = examine_config(path, environ, flags)
+    if faults:
+        raise ConfigError(*faults)
+    assert loaded is not None
+    return loaded
+
+
+def examine_config(
+    path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> tuple[LoadedConfig | None, list[Fault]]:
+    """Find the file and read it; UsageError if there is none. With faults the settings are what
+    is in order, for further checks; None if nothing is.
+    """
     found, here = find_config(path, environ), _current_directory()
-    settings = load_settings(path=found, environ=environ, flags=flags or {})
+    settings, faults = examine_settings(path=found, environ=environ, flags=flags or {})
+    if settings is None:
+        return None, faults
     base = (here / found).parent
     from_override = (flags or {}).get("state_dir") is not None or environ.get("LONGWATCH_STATE_DIR")
     state = settings.state_path
-    return LoadedConfig(
+    loaded = LoadedConfig(
         settings=settings,
         path=found,
         base_dir=base,
         state_dir=state and (here if from_override else base) / state,
     )
+    return loaded, faults
 
 
 def _current_directory() -> Path:

@@ -24,14 +24,26 @@ SIGNALS = {
 """Every signal under both spellings: `TERM` and `SIGTERM`."""
 
 
-def duration_field(range_words: str, **bounds: float) -> Meta:
-    """What is known of a duration: a number of seconds, or a text such as "5m"."""
-    description = f'a duration ({range_words}), for example 300, "90s" or "5m"'
-    return Meta(le=YEAR_SECONDS, description=description, extra={"duration": True}, **bounds)
+def duration_words(range_words: str) -> str:
+    """The description of a duration: a number of seconds, or a text such as "5m"."""
+    return f'a duration ({range_words}), for example 300, "90s" or "5m"'
 
 
-Seconds = Annotated[float, duration_field("0 to a year", ge=0)]
-Period = Annotated[float, duration_field("more than 0, a year at most", gt=0)]
+DURATION = {"duration": True}
+"""Marks a number of seconds that may be a text with units, too."""
+Seconds = Annotated[
+    float,
+    Meta(ge=0, le=YEAR_SECONDS, description=duration_words("0 to a year"), extra=DURATION),
+]
+Period = Annotated[
+    float,
+    Meta(
+        gt=0,
+        le=YEAR_SECONDS,
+        description=duration_words("more than 0, a year at most"),
+        extra=DURATION,
+    ),
+]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]

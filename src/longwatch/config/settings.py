@@ -10,7 +10,7 @@ other keys; an environment variable or a flag overrides the file. `config/progra
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,7 +33,7 @@ from longwatch.config.settings_reader import (
     EnvironmentVariable,
     from_environment,
     from_flags,
-    read_settings,
+    inspect_settings,
     toml_key,
 )
 from longwatch.config.tables import DEFAULT_HEALTH_PORT, HealthSettings, LogFileSettings
@@ -49,6 +49,11 @@ from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.dependencies import Condition, dependency_problems
 
 EntryT = TypeVar("EntryT", bound=SettingsTable)
+
+_WHERE_KEYS = ("command", "cwd", "user", "env", "target")
+"""The fields by which a command is looked for on this machine."""
+_DEPENDENCY_KEYS = ("depends_on", "restart", "restart_codes", "no_restart_codes", "processes")
+_REQUIRED_KEYS = ("command", "image", "target")
 
 RUNNER_PROGRAM = "runner"
 """The name of the program that is the runner."""
@@ -150,6 +155,11 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
         return ports
 
     @property
+    def keeps_anything_up(self) -> bool:
+        """Whether there is a program, a worker, a container or a runner."""
+        return bool(self.program or self.worker or self.runner or self.has_containers)
+
+    @property
     def has_containers(self) -> bool:
         """Whether a container runtime is needed."""
         return bool(self.container) or self.containers.registry is not None
@@ -214,17 +224,45 @@ def load_settings(
     """The settings in effect; ConfigError with every fault there is. `flags` maps dotted paths
     to values, None is "not given".
     """
-    overrides = [*from_environment(VARIABLES, environ), *from_flags(flags, flag_name=flag_name)]
-    source = printable(str(path))
-    try:
-        settings = read_settings(Settings, path=path, overrides=overrides)
-    except ConfigError as error:
-        entries = _Dependents.read(path)
-        raise ConfigError(*error.faults, *entries.faults(source)) from None
-    entries = _Dependents(settings.program, settings.container, settings.worker)
-    if faults := [*entries.faults(source)]:
+    settings, faults = examine_settings(path=path, environ=environ, flags=flags)
+    if faults:
         raise ConfigError(*faults)
+    assert settings is not None
     return settings
+
+
+def examine_settings(
+    *, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> tuple[Settings | None, list[Fault]]:
+    """The settings and every fault there is. With faults the settings are what is in order, for
+    further checks; None if nothing is.
+    """
+    overrides = [*from_environment(VARIABLES, environ), *from_flags(flags, flag_name=flag_name)]
+    reading = inspect_settings(Settings, path=path, overrides=overrides)
+    settings = reading.settings
+    if reading.faults or settings is None:
+        entries = _Dependents.read(path)
+    else:
+        entries = _Dependents(settings.program, settings.container, settings.worker)
+    faults = [*reading.faults, *entries.faults(printable(str(path)))]
+    return settings and _without_doubtful_parts(settings, reading.invalid_paths), faults
+
+
+def _without_doubtful_parts(settings: Settings, invalid_paths: Collection[str]) -> Settings:
+    """The settings without what a fault elsewhere would make look wrong: programs and workers
+    whose command is looked for by a field with a fault, and ports that are not known.
+    """
+    kept = {}
+    for table in ("program", "worker"):
+        kept[table] = {
+            name: entry
+            for name, entry in getattr(settings, table).items()
+            if not any(f"{table}.{toml_key(name)}.{key}" in invalid_paths for key in _WHERE_KEYS)
+        }
+    supervisor = settings.supervisor
+    if {"supervisor", "supervisor.health_port", "supervisor.health_checks"} & {*invalid_paths}:
+        supervisor = msgspec.structs.replace(supervisor, health_checks=False)
+    return msgspec.structs.replace(settings, supervisor=supervisor, **kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +275,7 @@ class _Dependents:
 
     @classmethod
     def read(cls, path: Path | None) -> _Dependents:
-        """What is in order in a file that has faults, so that all faults are reported at once."""
+        """What waits for what in a file that has faults elsewhere, too."""
         table = {} if path is None else read_toml(path)[0]
         return cls(
             _valid_entries(ProgramSettings, table.get("program")),
@@ -303,12 +341,16 @@ def _awaited(
 
 
 def _valid_entries(kind: type[EntryT], raw: object) -> dict[str, EntryT | None]:
-    """The tables of one kind; None for one that cannot be read."""
+    """The tables of one kind, with nothing in them but what dependencies go by; None for one in
+    which that cannot be read.
+    """
     entries: dict[str, EntryT | None] = {}
+    required = {key: "-" for key in _REQUIRED_KEYS if key in kind.__struct_fields__}
     for name, table in raw.items() if isinstance(raw, dict) else ():
         try:
-            entries[name] = msgspec.convert(table, kind)
-        except msgspec.MsgspecError:
+            told = {key: table[key] for key in _DEPENDENCY_KEYS if key in table}
+            entries[name] = msgspec.convert({**required, **told}, kind)
+        except (msgspec.MsgspecError, TypeError):
             entries[name] = None
     return entries
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import inspect as kinds
@@ -44,6 +44,7 @@ UNSET = object()
 """What the `parse` of an EnvironmentVariable returns when the text leaves the setting as it is."""
 _MISSING = object()
 _INVALID = object()
+_PARTIAL_DEPTH = 2
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -112,6 +113,31 @@ def read_settings(
     """The settings from the defaults, the file and the overrides (weakest first), or ConfigError
     with every fault there is.
     """
+    reading = inspect_settings(struct, path=path, overrides=overrides)
+    if reading.faults:
+        raise ConfigError(*reading.faults)
+    assert reading.settings is not None
+    return reading.settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsReading(Generic[T]):
+    """The settings as far as they could be read, and every fault.
+
+    With faults the settings are partial: a field that has one is at its default, an entry of a
+    table without its required fields is left out. None: not even that is possible.
+    """
+
+    settings: T | None
+    faults: tuple[Fault, ...]
+    invalid_paths: frozenset[str]
+    """The fields with a fault of their own, by their dotted paths."""
+
+
+def inspect_settings(
+    struct: type[T], *, path: Path | None = None, overrides: Iterable[Override] = ()
+) -> SettingsReading[T]:
+    """The same as `read_settings`, but returns what is in order beside the faults."""
     table, faults = read_toml(path) if path is not None else ({}, [])
     reader = _SettingsReader(
         overrides, source=printable(str(path)) if path is not None else "settings"
@@ -119,10 +145,14 @@ def read_settings(
     settings = reader.struct(
         cast("kinds.StructType", kinds.type_info(struct)), _Location("", reader.source), table
     )
-    if faults or reader.faults:
-        raise ConfigError(*dict.fromkeys([*faults, *reader.faults]))
-    reader.assert_all_used()
-    return cast("T", settings)
+    found = tuple(dict.fromkeys([*faults, *reader.faults]))
+    if not found:
+        reader.assert_all_used()
+    return SettingsReading(
+        settings=None if settings is _INVALID else cast("T", settings),
+        faults=found,
+        invalid_paths=frozenset(reader.invalid_paths),
+    )
 
 
 def toml_key(key: str) -> str:
@@ -136,15 +166,23 @@ class _Location:
 
     path: str
     where: str
+    depth: int = 0
 
     def key(self, name: str) -> _Location:
         key = toml_key(name)
         if not self.path:
-            return _Location(key, f"{self.where}: {key}")
-        return _Location(f"{self.path}.{key}", f"{self.where}.{key}")
+            return _Location(key, f"{self.where}: {key}", 1)
+        return _Location(f"{self.path}.{key}", f"{self.where}.{key}", self.depth + 1)
 
     def at_index(self, index: int) -> _Location:
-        return _Location(f"{self.path}[{index}]", f"{self.where}[{index}]")
+        return _Location(f"{self.path}[{index}]", f"{self.where}[{index}]", self.depth + 1)
+
+    @property
+    def can_be_partial(self) -> bool:
+        """Whether a table here is of use without the fields that have faults: the file itself,
+        its tables, and their entries. What stands deeper means something only as a whole.
+        """
+        return self.depth <= _PARTIAL_DEPTH
 
     @property
     def name(self) -> str:
@@ -163,6 +201,7 @@ class _SettingsReader:
     def __init__(self, overrides: Iterable[Override], *, source: str) -> None:
         self.source = source
         self.faults: list[Fault] = []
+        self.invalid_paths: set[str] = set()
         self._overrides: dict[str, list[Override]] = {}
         for override in overrides:
             self._overrides.setdefault(override.path, []).append(override)
@@ -180,7 +219,7 @@ class _SettingsReader:
         assert not unused, f"no such setting: {', '.join(sorted(unused))}"
 
     def struct(self, kind: kinds.StructType, place: _Location, raw: object) -> object:
-        """A struct from a table; `_INVALID` if something in it is."""
+        """A struct from a table; `_INVALID` if something in it is, and it cannot do without."""
         if not isinstance(raw, dict):
             return self._reject(kind, place, raw)
         known = {field.encode_name: field for field in kind.fields}
@@ -191,12 +230,15 @@ class _SettingsReader:
             field.name: self._field(field, place, raw.get(name, _MISSING))
             for name, field in known.items()
         }
-        if _INVALID in values.values():
+        invalid = [field for field in kind.fields if values[field.name] is _INVALID]
+        self.invalid_paths.update(place.key(field.encode_name).path for field in invalid)
+        if invalid and (not place.can_be_partial or any(field.required for field in invalid)):
             return _INVALID
+        unusable = (_MISSING, _INVALID)
         struct = kind.cls(
-            **{name: value for name, value in values.items() if value is not _MISSING}
+            **{name: value for name, value in values.items() if value not in unusable}
         )
-        return self._validate(struct, place)
+        return struct if invalid else self._validate(struct, place)
 
     def _field(self, field: kinds.Field, parent: _Location, raw: object) -> object:
         place = parent.key(field.encode_name)
@@ -252,7 +294,7 @@ class _SettingsReader:
         self, kind: TypeInfo, place: _Location, where: str, raw: object, *, cure: str = ""
     ) -> object:
         self._origins[place.path] = where
-        return self._value(kind, _Location(place.path, where), raw, cure=cure)
+        return self._value(kind, replace(place, where=where), raw, cure=cure)
 
     def _value(self, kind: TypeInfo, place: _Location, raw: object, *, cure: str = "") -> object:
         """One value of one layer, whatever its kind."""
@@ -287,7 +329,13 @@ class _SettingsReader:
         }
         keys = [self._value(kind.key_type, place.key(key), key) for key in raw]
         self._validate_entries(kind, place, table)
-        return _INVALID if _INVALID in keys or _INVALID in table.values() else table
+        valid = {
+            key: value
+            for (key, value), checked in zip(table.items(), keys, strict=True)
+            if _INVALID not in (checked, value)
+        }
+        is_partial = _holds_struct(kind.value_type) and valid and place.can_be_partial
+        return valid if is_partial or len(valid) == len(table) else _INVALID
 
     def _validate_entries(
         self, kind: kinds.DictType, place: _Location, table: dict[str, object]
@@ -307,7 +355,7 @@ class _SettingsReader:
         problem = f"must be {describe(kind)}, not {format_value(raw, name=place.name)}"
         if place.is_flag:
             expected = describe_for_flag(kind)
-            separator = ";" if "," in expected else ","
+            separator = ";" if ", " in expected else ","
             problem = f"takes {expected}{separator} got '{self._typed(place, raw)}'"
         meant = did_you_mean(raw, choices(kind)) if isinstance(raw, str) else ""
         self.faults.append(Fault(place.where, problem, meant or cure or _quoting_hint(kind, raw)))
@@ -333,7 +381,7 @@ class _SettingsReader:
         self.faults += [
             Fault(self._origin(place, fault.where), fault.problem, fault.cure) for fault in found
         ]
-        return _INVALID if found else struct
+        return _INVALID if found and place.path else struct
 
     def _origin(self, place: _Location, inside: str) -> str:
         path = f"{place.path}.{inside}" if place.path else inside
