@@ -692,11 +692,11 @@ def test_events_has_colours_only_on_a_terminal(shell: Shell) -> None:
     assert b"\x1b[32m" in shown
 
 
-def test_without_a_log_of_events_that_is_told(shell: Shell) -> None:
+def test_without_a_state_directory_events_says_what_logs_says(shell: Shell) -> None:
     expected = (
-        "no events are kept in .longwatch; start something with `longwatch up`, or give --state-dir"
+        "no logs are kept in .longwatch; start something with `longwatch up`, or give --state-dir"
     )
-    assert expected == shell.refusal("events")
+    assert expected == shell.refusal("events") == shell.refusal("logs")
 
 
 def test_many_ask_at_once(shell: Shell) -> None:

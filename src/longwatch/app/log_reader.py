@@ -117,10 +117,7 @@ class ProgramLogs:
         self._all = not names
         self._tails = {name: LogTail(path) for name, path in _select_logs(state, names).items()}
         if not self._tails:
-            raise UsageError(
-                f"no logs are kept in {state}; start something with `longwatch up`, or give "
-                f"--state-dir"
-            )
+            raise _no_logs_error(state)
 
     @property
     def names(self) -> list[str]:
@@ -154,10 +151,7 @@ class EventLogReader:
         self._names = frozenset(_select_logs(state, names) if names else ())
         self._tail = LogTail(_log_path(state, SUPERVISOR_LOG))
         if not self._tail.path.exists():
-            raise UsageError(
-                f"no events are kept in {state}; start something with `longwatch up`, or give "
-                f"--state-dir"
-            )
+            raise _no_logs_error(state)
 
     def read_last(self, count: int) -> list[EventRecord]:
         """The last so many."""
@@ -185,6 +179,12 @@ class EventLogReader:
             else [record.get("program")]
         )
         return not self._names or any(name in about for name in self._names)
+
+
+def _no_logs_error(state: Path) -> UsageError:
+    return UsageError(
+        f"no logs are kept in {state}; start something with `longwatch up`, or give --state-dir"
+    )
 
 
 def follow(write_new: Callable[[], object], *, is_over: Callable[[], bool], clock: Clock) -> None:
