@@ -379,7 +379,7 @@ def test_without_the_extra_it_is_refused_with_the_command_that_installs_it(
     write_runner(tmp_path, {"prod": "http://127.0.0.1:1/"}, agent(REPORT))
     refused = run_longwatch(longwatch_bin, tmp_path, "runner")
     assert 2 == refused.returncode
-    assert "needs aiohttp, which is not installed; run: pip install 'longwatch[runner]'" in (
+    assert "needs aiohttp, which is not installed; run: pip install 'aiohttp>=3.11'" in (
         refused.stderr
     )
 

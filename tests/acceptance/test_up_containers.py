@@ -560,7 +560,7 @@ def test_without_its_library_a_file_with_containers_is_refused_with_the_cure(
         assert (2, "") == (refused.returncode, refused.stdout)
         assert (
             "longwatch: longwatch.toml: container: needs aiodocker, which is not installed; run: "
-            "pip install 'longwatch[containers]'\n"
+            "pip install 'aiodocker>=0.24'\n"
         ) == refused.stderr
 
 

@@ -278,10 +278,7 @@ def test_without_the_library_for_containers_the_command_that_installs_it_is_told
     monkeypatch.setattr(module, "find_spec", lambda _: None)
 
     assert [
-        (
-            f"{place}: needs aiodocker, which is not installed; run: pip install "
-            f"'longwatch[containers]'"
-        )
+        (f"{place}: needs aiodocker, which is not installed; run: pip install 'aiodocker>=0.24'")
     ] == faults_of(text, tmp_path)
 
 

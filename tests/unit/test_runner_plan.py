@@ -86,7 +86,7 @@ def test_a_library_that_is_not_installed_is_named_by_the_command_that_installs_i
     [fault] = runner_faults(runner, base=tmp_path, environ=ENVIRON)
 
     assert "source.prod.kind" == fault.where
-    assert "run: pip install 'longwatch[runner]'" == fault.cure
+    assert "run: pip install 'aiohttp>=3.11'" == fault.cure
 
 
 @pytest.mark.parametrize(

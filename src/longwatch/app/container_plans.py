@@ -12,6 +12,7 @@ from longwatch.app.probe_plans import declared_probes
 from longwatch.config.containers import RUNTIME_VARIABLE, RUNTIMES, ContainerSettings, parse_runtime
 from longwatch.config.settings import Settings
 from longwatch.config.settings_reader import UNSET
+from longwatch.core.extras import install_command
 from longwatch.core.sanitize import printable
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import Fault
@@ -58,7 +59,7 @@ def runtime_faults(
         yield Fault(
             f"{source}: {key}",
             f"needs {_LIBRARY}, which is not installed",
-            f"run: pip install 'longwatch[{_EXTRA}]'",
+            f"run: {install_command(_EXTRA)}",
         )
     text = environ.get(RUNTIME_VARIABLE, "")
     if text and parse_runtime(text) is UNSET:

@@ -20,6 +20,7 @@ from longwatch.config.runner_specs import agent_spec, missing_variables
 from longwatch.config.settings import RUNNER_PROGRAM, Settings
 from longwatch.config.settings_reader import toml_key
 from longwatch.core.error_text import os_reason
+from longwatch.core.extras import install_command
 from longwatch.errors import Fault, UsageError
 from longwatch.host.process import ProcessSpec, StopPolicy
 from longwatch.runner.policy import AgentSpec
@@ -142,7 +143,7 @@ def _source_faults(
         yield Fault(
             "kind",
             f"is {source.kind!r} and needs {library}, which is not installed",
-            f"run: pip install 'longwatch[{extra}]'",
+            f"run: {install_command(extra)}",
         )
 
 

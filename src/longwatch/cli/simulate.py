@@ -176,9 +176,11 @@ def _required_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        from longwatch.core.extras import install_command  # noqa: PLC0415 - only a missing package needs it
+
         raise UsageError(
-            f"the simulator needs {error.name}, which is not installed; run: pip install "
-            f"'longwatch[runner]'"
+            f"the simulator needs {error.name}, which is not installed; run: "
+            f"{install_command('runner')}"
         ) from None
 
 

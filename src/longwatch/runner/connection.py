@@ -39,6 +39,7 @@ from longwatch.core.events.runner import (
     StreamGapped,
     SubscribeToolMissing,
 )
+from longwatch.core.extras import install_command
 from longwatch.errors import UsageError
 from longwatch.runner.alert_throttle import AlertThrottle
 from longwatch.runner.policy import RunnerPolicy, SourceKind, SourceSpec
@@ -314,7 +315,6 @@ def load_opener(kind: SourceKind) -> StreamOpener:
         from longwatch.runner.sse_stream import open_sse  # noqa: PLC0415 - an optional package
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"a source of kind {kind} needs the package {error.name}; "
-            f"run: pip install 'longwatch[{extra}]'"
+            f"a source of kind {kind} needs the package {error.name}; run: {install_command(extra)}"
         ) from None
     return open_sse

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from longwatch.core.extras import install_command
 from longwatch.core.masking import mask_text
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UsageError
@@ -56,7 +57,7 @@ def require_extra(name: str, url: str) -> Iterator[None]:
             if missing
             else f"cannot be used ({error})"
         )
-        raise UsageError(f"{mask_text(url)} {what}; run: pip install 'longwatch[{name}]'") from None
+        raise UsageError(f"{mask_text(url)} {what}; run: {install_command(name)}") from None
 
 
 def suggest_url(url: str, schemes: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import redis
 from redis.connection import parse_url
 
+from longwatch.core.extras import install_command
 from longwatch.core.masking import mask_text
 from longwatch.errors import UsageError
 
@@ -54,7 +55,7 @@ def require_client_version() -> None:
     found = redis.__version__
     major = found.partition(".")[0]
     if major.isdecimal() and int(major) < MIN_CLIENT_VERSION:
-        cure = "run: pip install -U 'longwatch[redis]'"
+        cure = f"run: {install_command('redis')}"
         raise UsageError(
             f"redis-py {found} is too old, Longwatch needs {MIN_CLIENT_VERSION} or later; {cure}"
         )

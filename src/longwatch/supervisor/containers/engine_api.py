@@ -30,6 +30,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from longwatch.core.extras import install_command
 from longwatch.core.masking import MASK, mask_text
 from longwatch.core.sanitize import printable
 from longwatch.errors import (
@@ -440,7 +441,7 @@ def _make_client(socket_path: str) -> tuple[Docker, BaseConnector]:
         import aiohttp  # noqa: PLC0415
     except ImportError:
         raise UsageError(
-            "containers need the package aiodocker; run: pip install 'longwatch[containers]'"
+            f"containers need the package aiodocker; run: {install_command('containers')}"
         ) from None
     # without a limit, and with a socket for each request: none waits for another, and none fails
     # because the runtime was restarted since the one before
