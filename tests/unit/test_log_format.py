@@ -22,7 +22,7 @@ from longwatch.core.end_cause import EndCause
 from longwatch.core.events.base import Event, Events, Level
 from longwatch.core.events.engine import WorkFailed
 from longwatch.core.events.programs import ProgramEnded, ProgramStarted, RestartScheduled
-from longwatch.core.events.supervisor import SettingsLoaded
+from longwatch.core.events.supervisor import SettingsLoaded, SupervisorStarted
 from longwatch.core.fake_clock import FakeClock
 from longwatch.core.traceback_text import MAX_TRACEBACK_BYTES
 from longwatch.engine.event_logging import log_event
@@ -32,6 +32,7 @@ from longwatch.observe.event_log import (
     LogSink,
     PrettyFormatter,
     dropped_lines_record,
+    event_record,
     redirect_logging,
 )
 from longwatch.observe.log_format import MAX_RECORD_CHARS, to_json, to_pretty, wants_colour
@@ -447,3 +448,13 @@ def test_an_event_in_stdlib_logging_has_its_traceback_where_formatters_have_that
     shown = formatter.format(record)
     assert 1 == shown.count("most recent call last")
     assert message.split(" ", maxsplit=1)[0] in shown
+
+
+def test_the_pretty_form_shows_the_pid_of_the_supervisor_when_it_starts() -> None:
+    """A person who wants to signal it reads the pid there; other events are not about it."""
+    started = event_record(
+        SupervisorStarted(version="1", programs=("web",)), wall=0.0, manager_pid=os.getpid()
+    )
+    other = event_record(SettingsLoaded(settings={}), wall=0.0, manager_pid=os.getpid())
+    assert f" supervisor_started pid={os.getpid()} version=1" in to_pretty(started)
+    assert "pid=" not in to_pretty(other)

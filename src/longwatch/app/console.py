@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from longwatch.config.settings import LogSettings, is_pretty
 from longwatch.config.tables import LogFileSettings
-from longwatch.core.clock import Clock
+from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Level
 from longwatch.errors import UsageError
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.nonblocking_writer import NonblockingWriter, flush_all
 from longwatch.host.writer_thread import WriterThread
 from longwatch.observe.event_log import EventLog, LogSink, RecordFormat, dropped_lines_record
 from longwatch.observe.log_format import to_json, to_pretty, wants_colour
 from longwatch.observe.logfile import SUPERVISOR_LOG, DroppedLine, LogFile
+from longwatch.observe.repeats import RepeatFilter
 from longwatch.supervisor.plan import OutputPolicy
 from longwatch.supervisor.target_factory import Streams
 
@@ -35,7 +38,8 @@ class Tee:
 
     Both set the pace: it is congested while one of them is. Either may give up and drop lines
     without harm to the other. With a `tag` every line of the console begins with it, so that each
-    line names its program.
+    line names its program. With `repeats` the console does not show faults that repeat; the file
+    has every line.
     """
 
     def __init__(
@@ -44,15 +48,18 @@ class Tee:
         console: NonblockingWriter | None,
         *,
         tag: str = "",
+        repeats: RepeatFilter | None = None,
     ) -> None:
         self._file = file
         self._console = console
+        self._repeats = None if repeats is None else repeats.stream(self._write_console)
         self._writers = [writer for writer in (file, console) if writer is not None]
         self._tag = tag.encode()
 
     def write(self, data: bytes) -> bool:
         kept = self._file is None or self._file.write(data)
-        return (self._console is None or self._console.write(self._tagged(data))) and kept
+        shown = data if self._repeats is None else self._repeats.reduce(data)
+        return self._write_console(shown) and kept
 
     @property
     def congested(self) -> bool:
@@ -68,6 +75,9 @@ class Tee:
     def give_up(self) -> None:
         for writer in self._writers:
             writer.give_up()
+
+    def _write_console(self, data: bytes) -> bool:
+        return self._console is None or not data or self._console.write(self._tagged(data))
 
     def _tagged(self, data: bytes) -> bytes:
         return (
@@ -110,8 +120,17 @@ class Console:
         self._file_thread = WriterThread("longwatch-logfiles")
         self._own_log = self._open_log(log, SUPERVISOR_LOG, dropped_lines_record(clock=clock))
         self._program_logs: dict[str, _OpenLog] = {}
+        self._closed = Wakeup()
+        self._clock = clock
+        self._repeats = (
+            RepeatFilter(clock=clock, on_counting=self._start_summaries) if is_pretty(log) else None
+        )
         sinks = [
-            LogSink(writer=self.err, format_record=_console_format(log, environ), level=log.level)
+            LogSink(
+                writer=self.err if self._repeats is None else self._repeats.stream(self.err.write),
+                format_record=_console_format(log, environ),
+                level=log.level,
+            )
         ]
         if self._own_log is not None:
             own = self._own_log.writer
@@ -123,12 +142,16 @@ class Console:
         file = self._program_log(name, OutputPolicy(max_bytes=log.max_bytes, keep=log.keep))
         return Streams(0, Tee(file, self.out), Tee(file, self.err))
 
-    def tagged_streams(self, name: str, output: OutputPolicy, *, tag: str) -> Streams:
+    def tagged_streams(
+        self, name: str, output: OutputPolicy, *, tag: str, is_worker: bool = False
+    ) -> Streams:
         """Streams of one program among several: no input, and one way out for all it says, in
-        its order. Blocks on the disk unless `open_program_log` has opened its file before.
+        its order. Faults that a worker process repeats are counted on the console. Blocks on the
+        disk unless `open_program_log` has opened its file before.
         """
         file = self._program_log(name, output)
-        tee = Tee(file, self.out if output.console else None, tag=tag)
+        repeats = self._repeats if is_worker else None
+        tee = Tee(file, self.out if output.console else None, tag=tag, repeats=repeats)
         return Streams(None, tee, tee)
 
     def open_program_log(self, name: str, output: OutputPolicy) -> None:
@@ -158,12 +181,31 @@ class Console:
         """Write out what is waiting, for as long as the reader takes lines; the rest counts
         as dropped.
         """
+        if self._repeats is not None:
+            self._repeats.write_summaries(everything=True)
         for writer in flush_all((self.out, self.err, *self._log_writers), _FLUSH_TIMEOUT):
             writer.close(0.0)
 
     def close(self) -> None:
+        self._closed.set()
+        if self._repeats is not None:
+            self._repeats.write_summaries(everything=True)
         for writer in (self.out, self.err, *self._log_writers):
             writer.close(_CLOSE_TIMEOUT)
+
+    def _start_summaries(self) -> None:
+        """Have a thread write summaries for as long as faults repeat. Without a thread left they
+        are written when the console is closed.
+        """
+        with suppress(RuntimeError):
+            BackgroundThread(self._write_summaries, name="longwatch-repeats").start()
+
+    def _write_summaries(self) -> None:
+        assert self._repeats is not None
+        while (delay := self._repeats.next_delay()) is not None:
+            if self._clock.wait(self._closed, delay):
+                return
+            self._repeats.write_summaries()
 
     @property
     def _log_writers(self) -> list[NonblockingWriter]:

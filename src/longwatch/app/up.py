@@ -26,7 +26,7 @@ from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.errors import ConfigError, Fault
 from longwatch.observe.logfile import SUPERVISOR_LOG
-from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.supervisor import Supervisor
 from longwatch.supervisor.supervisor_lock import SupervisorLock
 from longwatch.supervisor.target_factory import Streams
@@ -255,7 +255,10 @@ class _ConfigFile:
         widest = min(max(map(len, names)), _MAX_TAG_WIDTH)
         assert self._console is not None
         streams = self._console.tagged_streams(
-            plan.name, plan.output, tag=f"{plan.name:<{widest}} | "
+            plan.name,
+            plan.output,
+            tag=f"{plan.name:<{widest}} | ",
+            is_worker=plan.kind is ProgramKind.WORKER,
         )
         return streams._replace(since=partial(self._last_logged, plan.name))
 

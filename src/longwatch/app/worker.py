@@ -120,7 +120,7 @@ class _WorkerCommand:
         return Supervisor(
             plans,
             streams=lambda plan: self._console.tagged_streams(
-                plan.name, plan.output, tag=f"{plan.name} | " if tagged else ""
+                plan.name, plan.output, tag=f"{plan.name} | " if tagged else "", is_worker=True
             ),
             events=self._events,
             clock=self._clock,

@@ -23,6 +23,8 @@ _TRUNCATION_STEPS = ((16 * 1024, 512), (1024, 64), (128, 16))
 _TRACEBACK = "traceback"
 _INDENT = "\n    "
 _HEAD_FIELDS = ("ts", "level", "event", "pid", "managerPid")
+_SHOW_OWN_PID = frozenset({"supervisor_started", "runner_started"})
+"""Events that name the process a person may want to signal; elsewhere our own pid is noise."""
 _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
 
@@ -57,7 +59,7 @@ def to_pretty(record: Mapping[str, object], *, colour: bool = False) -> str:
         printable(str(cut.pop("event", ""))),
         cut.pop("managerPid", None),
     )
-    if cut.get("pid") == own:
+    if cut.get("pid") == own and event not in _SHOW_OWN_PID:
         cut.pop("pid", None)
     fields = "".join(
         f" {printable(name)}={_format_value(value)}"
