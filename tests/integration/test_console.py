@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from longwatch.app.console import Console
+from longwatch.app.console import Console, Tee
 from longwatch.config.settings import LogSettings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import LogFileStalled, SettingsLoaded
+from longwatch.core.fake_clock import FakeClock
 from longwatch.host.nonblocking_writer import PutResult
 from longwatch.observe.logfile import LogFile
 from longwatch.supervisor.plan import OutputPolicy
@@ -101,3 +102,37 @@ def test_files_of_programs_share_one_thread_and_have_a_buffer_each(
     kept = (tmp_path / "logs" / "chatty.log").read_bytes().count(b"\n")
     assert 50 == console.dropped_lines + kept
     assert 0 < console.dropped_lines
+
+
+def test_a_fault_that_workers_repeat_is_counted_on_the_console_and_whole_in_their_logs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = LogSettings(format="pretty")
+    output = OutputPolicy(max_bytes=10 << 20, keep=1, console=True)
+    line = b'07:30:00.000 warning  work_failed engine=jobs message_id=%d error="no page"\n'
+    with closing(Console(settings, state=tmp_path, clock=FakeClock(), environ={})) as console:
+        for name in ("jobs-1", "jobs-2"):
+            stream = console.tagged_streams(name, output, tag=f"{name} | ", is_worker=True).stdout
+            assert isinstance(stream, Tee)
+            for number in range(10):
+                stream.write(line % number)
+    shown = capfd.readouterr().out.splitlines()
+    assert [f"jobs-1 | {(line % number).decode().strip()}" for number in range(3)] == shown[:3]
+    summary = 'jobs-2 | 07:30:00.000 warning  work_failed … and 17 more like this error="no page"'
+    assert [summary] == shown[3:]
+    for name in ("jobs-1", "jobs-2"):
+        log = (tmp_path / "logs" / f"{name}.log").read_bytes()
+        assert b"".join(line % number for number in range(10)) == log
+
+
+def test_what_a_program_writes_is_shown_however_often_it_repeats(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = OutputPolicy(max_bytes=10 << 20, keep=1, console=True)
+    lines = 10 * b"07:30:00.000 warning  work_failed error=x\n"
+    settings = LogSettings(format="pretty")
+    with closing(Console(settings, state=tmp_path, clock=FakeClock(), environ={})) as console:
+        stream = console.tagged_streams("web", output, tag="").stdout
+        assert isinstance(stream, Tee)
+        stream.write(lines)
+    assert lines.decode() == capfd.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,13 +49,18 @@ PARSED = [
 ]
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line on stderr about wrong use."""
+def refused_lines(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The lines on stderr about wrong use."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     captured = capsys.readouterr()
     assert (2, "") == (ended.value.code, captured.out), captured.err
-    [line] = captured.err.splitlines()
+    return captured.err.splitlines()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line on stderr about wrong use."""
+    [line] = refused_lines(capsys, *words)
     assert line.startswith("longwatch: ")
     return line.removeprefix("longwatch: ")
 
@@ -192,3 +198,19 @@ def test_a_value_in_an_error_is_masked_and_printable(capsys: pytest.CaptureFixtu
     line = refusal(capsys, "mailbox", "peek", "jobs", "--limit", "http://me:word@h/\x1b[31m")
     assert line.isprintable()
     assert "word" not in line
+
+
+def test_faults_that_say_the_same_are_listed_three_times_and_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "longwatch.toml"
+    programs = [f"[program.p{number}]\ncommand = 'true'\nstop_grase = 1" for number in range(500)]
+    file.write_text("\n".join([*programs, "[program.other]\ncommand = 5"]))
+    words = ["check", "--config", str(file)]
+    lines = refused_lines(capsys, *words)
+    assert [f"program.p{number}.stop_grase" in lines[number] for number in range(3)] == 3 * [True]
+    assert "longwatch: … and 497 more like this: unknown key (--debug lists them all)" == lines[3]
+    assert "program.other.command" in lines[4]
+    assert 5 == len(lines)
+    everything = refused_lines(capsys, "--debug", *words)
+    assert 501 == sum(line.startswith("longwatch: ") for line in everything)

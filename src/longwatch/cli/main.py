@@ -22,11 +22,11 @@ from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
 from longwatch.cli.run import run
 from longwatch.cli.up import up
-from longwatch.cli.usage_errors import describe_usage_error
+from longwatch.cli.usage_errors import describe_usage_error, fault_lines
 from longwatch.cli.worker import worker
 from longwatch.core.error_text import describe_error
 from longwatch.core.sanitize import printable
-from longwatch.errors import LongwatchError
+from longwatch.errors import ConfigError, LongwatchError
 
 app = typer.Typer(
     name="longwatch",
@@ -137,6 +137,8 @@ def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[
     """Wrong use knows its own words and code; anything else is our fault."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
+    if isinstance(error, ConfigError) and "--debug" not in words[:1]:
+        return error.exit_code, "\n".join(fault_lines(error.faults))
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -29,6 +29,8 @@ app = typer.Typer(
 )
 
 POLL_SECONDS = 0.2
+MAX_EXAMPLES = 3
+"""Sources whose events are named; the table has the numbers of all."""
 
 
 def _count_option(text: str) -> Any:
@@ -224,9 +226,11 @@ def _reconciliation_lines(
         ),
     )
     yield ""
-    for each in found:
-        if each.examples:
-            yield f"{each.source}: look at the events {', '.join(each.examples)}"
+    examples = [each for each in found if each.examples]
+    for each in examples[:MAX_EXAMPLES]:
+        yield f"{each.source}: look at the events {', '.join(each.examples)}"
+    if len(examples) > MAX_EXAMPLES:
+        yield f"… and {len(examples) - MAX_EXAMPLES} more sources like this; --json lists them"
     yield _conclusion(found, is_right=is_right)
 
 

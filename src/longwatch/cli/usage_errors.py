@@ -1,4 +1,4 @@
-"""The errors of the command line parser as one line for people.
+"""Wrong use as lines for people: errors of the command line parser, and faults of settings.
 
 The parser's library moves its error classes from version to version, so they are known by the names
 of their classes and by their attributes.
@@ -7,11 +7,15 @@ of their classes and by their attributes.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from longwatch.core.sanitize import printable
 from longwatch.core.suggest import did_you_mean
+from longwatch.errors import Fault
 
+MAX_EQUAL_FAULTS = 3
 _EXTRA_ARGUMENTS = re.compile(r"extra arguments?(?:\(s\))? \((.*)\)\.?$", re.DOTALL)
 
 
@@ -20,6 +24,22 @@ def describe_usage_error(error: Any, command_path: str) -> str:
     the error does not know its command.
     """
     return printable(_describe(error, command_path))
+
+
+def fault_lines(faults: Sequence[Fault]) -> Iterator[str]:
+    """One line for each fault, but of those that say the same of different places only the first
+    three and the number of the others.
+    """
+    totals = Counter((fault.problem, fault.cure) for fault in faults)
+    listed: Counter[tuple[str, str]] = Counter()
+    for fault in faults:
+        said = (fault.problem, fault.cure)
+        listed[said] += 1
+        if listed[said] <= MAX_EQUAL_FAULTS:
+            yield str(fault)
+        elif listed[said] == MAX_EQUAL_FAULTS + 1:
+            more = totals[said] - MAX_EQUAL_FAULTS
+            yield f"… and {more:,} more like this: {fault.problem} (--debug lists them all)"
 
 
 def _describe(error: Any, command_path: str) -> str:
