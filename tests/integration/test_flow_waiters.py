@@ -88,7 +88,7 @@ class TestGet:
         clock.await_parked(1)
         clock.advance(60, parked=0)
         assert (
-            "has no value after 60 s; pages is ready and waits for a worker, attempt 1 of 3"
+            "has no value after 1 minute; pages is ready and waits for a worker, attempt 1 of 3"
             in str(waiting.wait())
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import msgspec
 
 from longwatch.core.deadline import Deadline
+from longwatch.core.duration import format_duration
 from longwatch.errors import (
     ComputationFailedError,
     DeadlineExceededError,
@@ -400,8 +401,8 @@ class Execution:
                 if deadline.expired:
                     explanation = self.explain().describe(node)
                     raise DeadlineExceededError(
-                        f"node {node!r} of {self.id} has no value after {timeout:g} s; "
-                        f"{explanation}"
+                        f"node {node!r} of {self.id} has no value after "
+                        f"{format_duration(timeout or 0.0)}; {explanation}"
                     )
                 began = clock.monotonic()
                 was_notified = (

@@ -21,6 +21,7 @@ from enum import StrEnum
 
 import msgspec
 
+from longwatch.core.duration import format_duration
 from longwatch.core.end_cause import EndCause, EndKind
 from longwatch.core.error_text import MAX_ERROR_LENGTH
 from longwatch.core.masking import mask_text
@@ -127,9 +128,11 @@ def describe_end(end: TaskEnd, *, timeout: float | None, progress_timeout: float
     """Describe the end in one sentence, for the record, the log and the dead letter."""
     match end.reason:
         case TaskEndReason.TIMEOUT:
-            return f"it ran for longer than {timeout:g} s and was ended{_kills(end)}"
+            limit = format_duration(timeout or 0.0)
+            return f"it ran for longer than {limit} and was ended{_kills(end)}"
         case TaskEndReason.STALLED:
-            return f"it wrote nothing for {progress_timeout:g} s and was ended{_kills(end)}"
+            silent = format_duration(progress_timeout or 0.0)
+            return f"it wrote nothing for {silent} and was ended{_kills(end)}"
         case TaskEndReason.CANCELLED:
             return f"it was ended: {end.cancel_reason}{_kills(end)}"
     if end.process.cause.kind is EndKind.MEMORY:

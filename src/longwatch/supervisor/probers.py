@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from longwatch.core.clock import Clock
+from longwatch.core.duration import format_duration
 from longwatch.core.end_cause import EndCause
 from longwatch.core.masking import mask_text
 from longwatch.core.sanitize import MAX_LINE_CHARS, printable
@@ -83,7 +84,7 @@ class HttpProber:
             return _connection_failure(error)
 
     def timeout_reason(self, seconds: float) -> str:
-        return f"no full answer in {seconds:g} s"
+        return f"no full answer in {format_duration(seconds)}"
 
     async def _exchange(self) -> HttpHealthResponse:
         host, port = await self._target.probe_address(self._probe.port)
@@ -126,7 +127,7 @@ class TcpProber:
             return "no connection: nothing listens" if is_self else None
 
     def timeout_reason(self, seconds: float) -> str:
-        return f"no connection in {seconds:g} s"
+        return f"no connection in {format_duration(seconds)}"
 
 
 async def _read_response(reader: asyncio.StreamReader) -> HttpHealthResponse:
@@ -194,7 +195,7 @@ class ExecProber:
         return None if cause == _EXIT_OK else self._with_last_line(cause.display_name)
 
     def timeout_reason(self, seconds: float) -> str:
-        return self._with_last_line(f"not done in {seconds:g} s and killed")
+        return self._with_last_line(f"not done in {format_duration(seconds)} and killed")
 
     def _with_last_line(self, reason: str) -> str:
         line = str(self._last_line)
@@ -243,4 +244,4 @@ class HeartbeatProber:
         )
 
     def timeout_reason(self, seconds: float) -> str:
-        return f"not looked at in {seconds:g} s"
+        return f"not looked at in {format_duration(seconds)}"

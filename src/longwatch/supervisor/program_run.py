@@ -17,6 +17,7 @@ from math import inf
 from typing import Any
 
 from longwatch.core.clock import Clock
+from longwatch.core.duration import format_duration
 from longwatch.core.events.base import Event
 from longwatch.core.events.programs import (
     HealthCheckFailed,
@@ -247,7 +248,7 @@ class ProgramRun:
         while (left := self._ready_deadline - self._clock.monotonic()) > 0:
             await self._clock.sleep(left)
         if not self._ready.is_set():
-            self._mark_unhealthy(f"not ready after {seconds:g} s")
+            self._mark_unhealthy(f"not ready after {format_duration(seconds)}")
 
     # --- what probes say ---
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from weakref import finalize
 
 from longwatch.core.clock import Wakeup
+from longwatch.core.duration import format_duration
 from longwatch.errors import (
     StoreBusyError,
     StoreClosedError,
@@ -187,10 +188,11 @@ def _wait_for_result(future: Future[T], timeout: float) -> T:
     except FutureTimeoutError:  # of this wait, or raised by the job
         if future.cancel():
             raise StoreBusyError(
-                f"the store was busy for {timeout:g} s; nothing was written, try again"
+                f"the store was busy for {format_duration(timeout)}; nothing was written, try again"
             ) from None
         if not future.done():
             raise StoreError(
-                f"no reply from the store within {timeout:g} s; whether it was written is unknown"
+                f"no reply from the store within {format_duration(timeout)}; whether it was "
+                f"written is unknown"
             ) from None
     return future.result()
