@@ -239,6 +239,14 @@ def test_check_lists_faults_of_the_file_and_of_the_machine_in_one_round(call: Co
         ("[program.web]\ncommand = 'no-such'\ncwd = 5", "program.web.cwd: must be text"),
         ("[program.web]\ncommand = 'x'\nenv.PATH = 5", "program.web.env.PATH: must be text"),
         ("[worker.w]\ntarget = 5", "worker.w.target: must be text"),
+        (
+            "[program.web]\ncomand = 'true'",
+            "program.web.comand: unknown key; did you mean command?",
+        ),
+        (
+            "[program.web]\ncommand = 'no-such'\ncwdd = 'x'",
+            "program.web.cwdd: unknown key; did you mean cwd?",
+        ),
         ("[program.web", ":1:13: is not valid TOML"),
         (
             "[supervisor]\nhealth_port = 0\n[program.web]\ncommand = 'true'\nhealth.kind = 'tcp'",

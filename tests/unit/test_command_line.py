@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,3 +216,23 @@ def test_faults_that_say_the_same_are_listed_three_times_and_counted(
     assert 5 == len(lines)
     everything = refused_lines(capsys, "--debug", *words)
     assert 501 == sum(line.startswith("longwatch: ") for line in everything)
+
+
+def test_help_loads_neither_the_application_nor_the_settings() -> None:
+    """`--help` is instant because commands import what they need only when they run."""
+    code = (
+        "import sys\n"
+        "from longwatch.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert "Run things:" in done.stdout
+    loaded = {name.split(".")[0] for name in done.stderr.split()}
+    packages = {".".join(name.split(".")[:2]) for name in done.stderr.split()}
+    assert set() == loaded & {"msgspec", "aiohttp", "asyncio", "rich", "sqlite3"}
+    assert {"cli", "core", "errors", "lazy"} == {
+        name.removeprefix("longwatch.") for name in packages if name.startswith("longwatch.")
+    }

@@ -245,7 +245,9 @@ def examine_settings(
     else:
         entries = _Dependents(settings.program, settings.container, settings.worker)
     faults = [*reading.faults, *entries.faults(printable(str(path)))]
-    return settings and _without_doubtful_parts(settings, reading.invalid_paths), faults
+    if settings is not None and reading.invalid_paths:
+        settings = _without_doubtful_parts(settings, reading.invalid_paths)
+    return settings, faults
 
 
 def _without_doubtful_parts(settings: Settings, invalid_paths: Collection[str]) -> Settings:

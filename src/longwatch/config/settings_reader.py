@@ -35,7 +35,7 @@ from longwatch.config.value_checks import (
     without_metadata,
 )
 from longwatch.core.sanitize import printable
-from longwatch.core.suggest import did_you_mean
+from longwatch.core.suggest import closest_name, did_you_mean
 from longwatch.errors import ConfigError, Fault
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -226,8 +226,12 @@ class _SettingsReader:
         unknown = [key for key in raw if key not in known]
         for key in unknown:
             self._unknown(key, place, list(known), meant=_parent_table(raw[key], known.values()))
+        misspelled = {closest_name(key, known) for key in unknown} - raw.keys()
+        self.invalid_paths.update(place.key(name).path for name in misspelled if name)
         values = {
-            field.name: self._field(field, place, raw.get(name, _MISSING))
+            field.name: self._field(
+                field, place, raw.get(name, _MISSING), is_misspelled=name in misspelled
+            )
             for name, field in known.items()
         }
         invalid = [field for field in kind.fields if values[field.name] is _INVALID]
@@ -240,7 +244,10 @@ class _SettingsReader:
         )
         return struct if invalid else self._validate(struct, place)
 
-    def _field(self, field: kinds.Field, parent: _Location, raw: object) -> object:
+    def _field(
+        self, field: kinds.Field, parent: _Location, raw: object, *, is_misspelled: bool
+    ) -> object:
+        """The value of a field. One that is there under a wrong name has its fault already."""
         place = parent.key(field.encode_name)
         value = (
             self._read_nested(field.type, place, raw)
@@ -248,9 +255,10 @@ class _SettingsReader:
             else self._read_layers(field.type, place, raw)
         )
         if value is _MISSING and field.required:
-            self.faults.append(
-                Fault(place.where, "is missing", f"set it to {describe(field.type)}")
-            )
+            if not is_misspelled:
+                self.faults.append(
+                    Fault(place.where, "is missing", f"set it to {describe(field.type)}")
+                )
             return _INVALID
         return value
 
