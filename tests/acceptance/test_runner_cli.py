@@ -348,7 +348,7 @@ def test_everything_that_this_machine_lacks_is_refused_at_once(tmp_path: Path) -
     [
         (("--agent-timeout", "0"), "--agent-timeout takes off or a duration"),
         (("--store-url", "redis://localhost"), "--store-url takes a SQL store"),
-        (("--severity-threshold", "loud"), "--severity-threshold takes debug, info"),
+        (("--severity-threshold", "loud"), "--severity-threshold takes critical, debug"),
         (
             ("--max-concurrent-agents", "0"),
             "--max-concurrent-agents takes a whole number from 1",
