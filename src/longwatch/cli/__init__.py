@@ -1,1 +1,1 @@
-"""The command line. Nothing here is imported before its command is used."""
+"""The command line. Each command imports what it needs only when it runs."""

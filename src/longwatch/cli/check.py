@@ -51,8 +51,8 @@ def check(*, config: Config = None, json: Json = False) -> int:
 
 
 def _examine(config: Path | None) -> tuple[LoadedConfig, dict[str, ProgramPlan], list[str]]:
-    """The file, the plans of its programs, and warnings about its registry; ConfigError with the
-    faults of the file and of the machine, all at once.
+    """Read the file, the plans of its programs and the warnings about its registry. Raises
+    ConfigError with every fault of the file and of the machine.
     """
     from longwatch.config.discovery import examine_config  # noqa: PLC0415 - help must not wait for what only the command needs
     from longwatch.errors import ConfigError  # noqa: PLC0415
@@ -78,8 +78,8 @@ def _examine(config: Path | None) -> tuple[LoadedConfig, dict[str, ProgramPlan],
 
 
 def _add_new(faults: list[Fault], found: Iterable[Fault]) -> None:
-    """Add what later checks found, except where an earlier one found a fault already: a second
-    fault there follows from the first.
+    """Add the faults of a later check. A fault at a place that has one already follows from the
+    first and is dropped.
     """
     places = tuple(fault.where for fault in faults)
     below = tuple(f"{place}{mark}" for place in places for mark in ".[")
@@ -91,7 +91,7 @@ def _add_new(faults: list[Fault], found: Iterable[Fault]) -> None:
 def _make_plans(
     loaded: LoadedConfig, plans: dict[str, ProgramPlan], notes: list[str]
 ) -> tuple[Fault, ...]:
-    """Add the plans of the file, or return what this machine does not have."""
+    """Add the plans of the file, or return the faults of this machine."""
     from longwatch.app.plans import make_plans  # noqa: PLC0415
     from longwatch.errors import ConfigError  # noqa: PLC0415
 
@@ -112,8 +112,8 @@ def _make_plans(
 def _read_registry(
     loaded: LoadedConfig, plans: dict[str, ProgramPlan], warnings: list[str]
 ) -> Iterator[Fault]:
-    """Add the agents to the plans and what is to be said about them to the warnings; a fault if
-    the registry cannot be read.
+    """Add the agents to the plans and their warnings to the warnings. Yields a fault if the
+    registry cannot be read.
     """
     from longwatch.app.container_plans import read_agents  # noqa: PLC0415
     from longwatch.errors import Fault  # noqa: PLC0415
@@ -138,7 +138,9 @@ def _summary(loaded: LoadedConfig, programs: list[dict[str, Any]]) -> str:
 
 
 def _port_faults(loaded: LoadedConfig) -> list[Fault]:
-    """The ports that are not free; a supervisor that runs has them for its own programs."""
+    """Ports that another process has. No port is checked while the supervisor runs: its own
+    programs have them.
+    """
     from longwatch.app.startup_checks import busy_port_faults  # noqa: PLC0415
     from longwatch.errors import LongwatchError  # noqa: PLC0415
     from longwatch.supervisor.supervisor_lock import find_supervisor  # noqa: PLC0415
@@ -153,8 +155,8 @@ def _port_faults(loaded: LoadedConfig) -> list[Fault]:
 
 
 def _start_order(plans: dict[str, ProgramPlan]) -> list[tuple[int, ProgramPlan]]:
-    """Each program with the number of its wave; the processes of a worker are alike, and the
-    first speaks for them.
+    """Each program with the number of its wave. The first process of a worker stands for all of
+    them.
     """
     from longwatch.supervisor.dependencies import start_waves  # noqa: PLC0415
 
@@ -188,7 +190,7 @@ def _program_json(wave: int, plan: ProgramPlan, loaded: LoadedConfig) -> dict[st
 
 
 def _place(plan: ProgramPlan) -> dict[str, Any]:
-    """Where it runs, and as whom."""
+    """The directory or image in which the program runs, and its user."""
     from longwatch.supervisor.containers.container_spec import ContainerSpec  # noqa: PLC0415
 
     spec = plan.spec
@@ -198,7 +200,7 @@ def _place(plan: ProgramPlan) -> dict[str, Any]:
 
 
 def _probes_json(probes: ProbeSet) -> dict[str, Any]:
-    """How each probe asks, by its kind; not how often."""
+    """The method of each probe by its kind, without its intervals."""
     from dataclasses import asdict  # noqa: PLC0415
 
     from longwatch.core.masking import mask_argv  # noqa: PLC0415
@@ -216,8 +218,8 @@ def _probes_json(probes: ProbeSet) -> dict[str, Any]:
 
 
 def _command(program: dict[str, Any]) -> str:
-    """Of a worker: what it runs, and in how many processes; of a container: its image and
-    command.
+    """The target and the number of processes of a worker, the image and command of a container,
+    else the command.
     """
     if "target" not in program:
         return shlex.join(word for word in program["command"] if word or "image" not in program)
@@ -226,7 +228,7 @@ def _command(program: dict[str, Any]) -> str:
 
 
 def _asked(program: dict[str, Any]) -> str:
-    """How it is asked for what makes it ready."""
+    """The method, port and script of the probe that makes the program ready."""
     probes = program["probes"]
     first = "readiness" if program["ready"] == "probe" else "liveness"
     probe = probes.get(first) or probes.get("startup") or {}

@@ -14,7 +14,7 @@ app = typer.Typer(
 
 @app.command()
 def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Tell at which version the schema is, and what is pending."""
+    """Show the version of the schema, and the steps that are pending."""
     from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
     from longwatch.store.migrations import TOO_OLD  # noqa: PLC0415
 

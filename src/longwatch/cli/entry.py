@@ -1,9 +1,8 @@
-"""The very first thing of the `longwatch` command: hold back the stop signals until somebody is
-there to hear them.
+"""The entry point of the `longwatch` command: block the stop signals until handlers are installed.
 
-Importing takes a moment. A signal that comes meanwhile would end us with a traceback, or be dropped
-for good where we are PID 1; held back, it is heard as soon as handlers stand. `longwatch run` lets
-them through when it is ready, everything else at once.
+Importing takes a moment. A stop signal in that time would end the process with a traceback, or be
+dropped for good if the process is PID 1. A blocked signal is delivered as soon as handlers are
+installed. `longwatch run` unblocks the signals when it is ready, every other command at once.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _run_up(options: Mapping[str, str]) -> int:
 
     try:
         return run_up(**options)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told where all others are
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - reported as every other error is
         from longwatch.cli.main import report_error  # noqa: PLC0415
 
         return report_error(error, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""How executions are told: tables for people, and what `--json` says. The keys are API."""
+"""Executions as tables for people and as JSON. The keys of JSON are API."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _time_left(seconds: float | None) -> str:
 
 
 def _last_line(error: str | None) -> str:
-    """Of an error that goes over several: the last one that says something, cut."""
+    """The last line of an error that has text, shortened."""
     lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
     if not lines:
         return ""

@@ -1,9 +1,7 @@
-"""`longwatch up` as it is called nearly always, read without the library that reads every other
-command.
+"""Parses the usual forms of `longwatch up` without the command line library.
 
-What that library loads would stay for as long as we do, a tenth of all our memory, and programs
-would start a tenth later. Whatever is not plain, be it help, a mistake or a rarer way to say it, is
-left to it.
+The library would stay loaded for as long as the supervisor runs: a tenth of its memory, and
+programs would start a tenth later. Help, mistakes and rare forms are left to the library.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ OPTION_NAMES = ("config", *SETTING_PATHS)
 
 
 def parse_up_options(words: Sequence[str]) -> dict[str, str] | None:
-    """What these words say to `up`, by the names of its options; None if they are for another
-    command, or not plain.
+    """The options of `up` by their names; None if the words are for another command or need the
+    library.
     """
     if words[:1] != ["up"]:
         return None

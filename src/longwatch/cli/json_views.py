@@ -1,4 +1,4 @@
-"""What `--json` tells about mailboxes, messages and dead letters. The keys are API."""
+"""Mailboxes, messages and dead letters as JSON. The keys are API."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def dead_letter_json(dead_letter: DeadLetter) -> JsonObject:
 
 
 def body_json(data: bytes) -> JsonObject:
-    """`body` is what the JSON says; for one that is not JSON it is null, and `raw` has the bytes
-    in base64.
-    """
+    """The body as JSON. A body that is not JSON is null, and `raw` has its bytes in base64."""
     from longwatch.app.mailboxes import decode_body  # noqa: PLC0415 - help must not wait for what only commands need
 
     try:

@@ -45,7 +45,7 @@ Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 @app.command("ls")
 def list_mailboxes(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """List the mailboxes and how they stand."""
+    """List the mailboxes with their counts."""
     from longwatch.app.mailboxes import existing_store, mailbox_stats, masked_url  # noqa: PLC0415 - help must not wait for it
 
     with existing_store(store) as opened_store:
@@ -64,7 +64,7 @@ def list_mailboxes(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
 
 @app.command()
 def stats(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Tell how one mailbox stands."""
+    """Show the counts of one mailbox."""
     with open_existing(store, name) as mailbox:
         fields = json_views.mailbox_json(name, mailbox.stats())
     shown = {
@@ -153,7 +153,7 @@ def send(  # noqa: PLR0913 - one argument an option
 
 @app.command()
 def pause(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Hand nothing out any more, to any worker, until `resume`."""
+    """Stop handing out messages, to any worker, until `resume`."""
     with open_existing(store, name) as mailbox:
         mailbox.pause()
     output.print_result(
@@ -175,7 +175,7 @@ def resume(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> N
 def cancel(
     name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
-    """Remove one message that nobody has taken."""
+    """Remove one message that no worker has claimed."""
     with open_existing(store, name) as mailbox:
         if not mailbox.cancel(message_id):
             raise UsageError(
@@ -193,7 +193,7 @@ def cancel(
 def purge(
     name: Name, *, yes: Yes = False, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
-    """Remove every message that nobody has taken; dead letters stay."""
+    """Remove every message that no worker has claimed; dead letters stay."""
     with open_existing(store, name) as mailbox:
         counts = mailbox.stats()
         queued = output.pluralize(counts.ready + counts.delayed, "message")
@@ -207,8 +207,8 @@ def purge(
 
 
 def _read_body(body: str | None) -> bytes:
-    """The body as bytes, from the command line or from standard input; of the latter no more
-    than could be sent.
+    """The body as bytes, from the command line or from standard input. Reads no more than can be
+    sent.
     """
     from longwatch.mailbox.validation import MAX_BODY_BYTES  # noqa: PLC0415 - help must not wait for it
 
@@ -282,7 +282,7 @@ def replay(  # noqa: PLR0913 - one argument an option
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Put dead letters back in line, with clean counters."""
+    """Queue dead letters again, with clean counters."""
     _require_choice(ids, everything=everything)
     with open_existing(store, name) as mailbox:
         if everything:
@@ -331,7 +331,9 @@ def _describe_all(mailbox: Mailbox[Any]) -> str:
 def _apply(
     ids: list[str] | None, apply_to: Callable[..., list[bool]], apply_to_all: Callable[[], int]
 ) -> tuple[int, list[str]]:
-    """Do it to these or to all; how many there were, and the ids that were not."""
+    """Apply a call to the messages with these ids, or another call to all. Returns how many there
+    were, and the ids that were not there.
+    """
     if not ids:
         return apply_to_all(), []
     wanted = list(dict.fromkeys(ids))

@@ -1,7 +1,7 @@
-"""The entry point: parse, run, turn every error into one line and an exit code.
+"""Parses the command line, runs the command, and turns every error into one line and an exit code.
 
-Exit codes: 0 done, 1 something went wrong, 2 wrong use, 75 try again, 100 needs a person;
-`longwatch run` passes the program's on.
+Exit codes: 0 done, 1 something went wrong, 2 wrong use, 75 try again, 100 needs a person.
+`longwatch run` passes on the exit code of its program.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Longwatch keeps long-running workers and AI agents alive, and proves it."""
-    # the one has been dealt with by its callback, the other is looked for where errors are told
+    # The callback of --version has run, and report_error looks for --debug.
     del version, debug
     if context.invoked_subcommand not in {
         "run",
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _debug_first(words: list[str]) -> list[str]:
-    """The words with `--debug` before the command. It may come after the command, too, except for
+    """The words with `--debug` before the command. It may follow the command, too, except for
     `run`, whose further words may belong to the program.
     """
     own = words[: words.index("--")] if "--" in words else words
@@ -99,14 +99,14 @@ def _debug_first(words: list[str]) -> list[str]:
 
 
 def unblock_signals() -> None:
-    """Hear the stop signals that were held back while we started; Ctrl-C is a KeyboardInterrupt
-    from here on.
+    """Unblock the stop signals that were blocked at the start. From here on Ctrl-C is a
+    KeyboardInterrupt.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
 
 
 def report_error(error: BaseException, words: Sequence[str]) -> int:
-    """Tell what went wrong, in one line; the exit code."""
+    """Print an error in one line; returns the exit code."""
     if isinstance(error, BrokenPipeError):
         return 1
     if "--debug" in words[:1]:
@@ -123,18 +123,18 @@ def report_error(error: BaseException, words: Sequence[str]) -> int:
 def _run(words: list[str]) -> int:
     try:
         return int(app(words, prog_name="longwatch", standalone_mode=False) or 0)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort: one line, with --debug the traceback
         return report_error(error, words)
 
 
 def _show_help(context: typer.Context) -> None:
-    """`longwatch` alone: not what was meant, but a fair question."""
+    """Print the help for `longwatch` without a command, which is wrong use."""
     typer.echo(context.get_help(), err=True)
     raise typer.Exit(2)
 
 
 def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[int, str]:
-    """Wrong use knows its own words and code; anything else is our fault."""
+    """The exit code and the message of an error; an error of no known class is a bug of ours."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
     if isinstance(error, ConfigError) and "--debug" not in words[:1]:

@@ -1,5 +1,5 @@
-"""What the commands about stores and mailboxes share: options, and ways in that import what they
-need only when used.
+"""Options of the commands about stores and mailboxes, and openers that import what they need only
+when called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_STORE = "sqlite:///longwatch.db"
 
 
 def valid_text(value: Any) -> Any:
-    """Refuse words that are no text: a store could not keep them."""
+    """Refuse words that are not UTF-8: no store takes them."""
     for word in value if isinstance(value, list | tuple) else [value or ""]:
         try:
             word.encode()
@@ -46,14 +46,14 @@ MessageIds = Annotated[
 
 
 def open_existing(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:
-    """A mailbox that is there."""
+    """Open a mailbox that exists."""
     from longwatch.app.mailboxes import existing_mailbox  # noqa: PLC0415 - help must not wait for what only commands need
 
     return existing_mailbox(store, name)
 
 
 def open_or_create(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:
-    """A mailbox that may have to be made."""
+    """Open a mailbox; makes it if it does not exist."""
     from longwatch.app.mailboxes import opened_mailbox  # noqa: PLC0415
 
     return opened_mailbox(store, name)

@@ -1,7 +1,7 @@
-"""How commands answer: JSON for machines, aligned text for people, one question before what cannot
-be undone.
+"""Output of commands: JSON for machines, aligned text for people, and one question before what
+cannot be undone.
 
-Other people's texts come out with every character escaped that would move a cursor or end a line.
+Foreign text is printed with every character escaped that would move a cursor or end a line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BODY_CHARS = 120
 
 
 def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> None:
-    """Answer with the facts as one line of JSON, or with the text."""
+    """Print the data as one line of JSON, or the text."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if as_json:
@@ -32,7 +32,7 @@ def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> N
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Rows below their heads, numbers to the right."""
+    """Rows below their headers, whole numbers aligned to the right."""
     kept = [list(row) for row in rows]
     lines = [list(head), *([_cell(value) for value in row] for row in kept)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -47,13 +47,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def key_value_lines(fields: Mapping[str, object]) -> list[str]:
-    """One fact a line."""
+    """One field a line."""
     width = max(len(name) for name in fields)
     return [f"{name:<{width}}  {_cell(value)}".rstrip() for name, value in fields.items()]
 
 
 def age(seconds: float | None) -> str:
-    """A duration as people say it."""
+    """An age in its largest unit: `5 min`; empty for None."""
     if seconds is None:
         return ""
     for length, unit in _UNITS:
@@ -76,7 +76,9 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only if somebody says so: `--yes`, or a yes at the terminal."""
+    """Return if `--yes` was given or the terminal answers yes. Else exit with 1; UsageError without
+    a terminal.
+    """
     if yes:
         return
     if sys.stdin is None or not sys.stdin.isatty():
@@ -87,9 +89,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def _read_reply(question: str) -> str:
-    """A line from the terminal; Ctrl-C, or an end instead of an answer, leaves the question's
-    line first.
-    """
+    """Read a line from the terminal. Ctrl-C and an end of input leave a new line."""
     reply = ""
     try:
         typer.echo(question, nl=False, err=True)
@@ -101,7 +101,7 @@ def _read_reply(question: str) -> str:
 
 
 def _are_numbers(column: Sequence[object]) -> bool:
-    """Whether there are only whole numbers in it, and places where there is none."""
+    """Whether a column has only whole numbers and empty cells."""
     return any(value is not None for value in column) and all(
         isinstance(value, int | None) for value in column
     )

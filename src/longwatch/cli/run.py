@@ -60,25 +60,25 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
         str | None, typer.Option(metavar="DURATION", help="The window. [60]")
     ] = None,
     health: Annotated[
-        bool | None, typer.Option(help="Ask its health over HTTP. [only if a port is set]")
+        bool | None, typer.Option(help="Check its health over HTTP. [only if a port is set]")
     ] = None,
     health_port: Annotated[
         str | None, typer.Option(metavar="PORT", help="Where it listens. [PORT, else 8080]")
     ] = None,
     health_path: Annotated[
-        str | None, typer.Option(metavar="PATH", help="What is asked for. [/health]")
+        str | None, typer.Option(metavar="PATH", help="The path that is requested. [/health]")
     ] = None,
     health_interval: Annotated[
         str | None, typer.Option(metavar="DURATION", help="How often. [30]")
     ] = None,
     health_timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="For the whole answer. [5]")
+        str | None, typer.Option(metavar="DURATION", help="For the whole reply. [5]")
     ] = None,
     health_failures: Annotated[
         str | None, typer.Option(metavar="N", help="So many in a row and it is restarted. [3]")
     ] = None,
     health_start_grace: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Before the first question. [10]")
+        str | None, typer.Option(metavar="DURATION", help="Before the first check. [10]")
     ] = None,
     log_level: Annotated[
         str | None,

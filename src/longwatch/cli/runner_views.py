@@ -1,4 +1,4 @@
-"""What the commands about a runner show of sources, events and runs. The keys of JSON are API."""
+"""Sources, events and runs of a runner as text and as JSON. The keys of JSON are API."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def source_row(source: SourceStatus) -> tuple[object, ...]:
 
 
 def source_state(source: SourceStatus) -> str:
-    """Its connection, or `stopped` where no runner holds it."""
+    """The state of its connection; `stopped` if no runner holds the source."""
     return source.state or "connecting" if source.is_held else "stopped"
 
 

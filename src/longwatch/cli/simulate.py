@@ -1,4 +1,6 @@
-"""`longwatch simulate …`: event sources for demos and tests, and a check of what became of them."""
+"""`longwatch simulate …`: event sources for demos and tests, and a check of their events in the
+store.
+"""
 
 from __future__ import annotations
 
@@ -187,7 +189,9 @@ def _required_extra() -> Iterator[None]:
 
 
 def _print_sources(simulator: Simulator) -> None:
-    """The sources as they stand in longwatch.toml, and a comment where control requests go."""
+    """Print the sources as lines for longwatch.toml, and the address of control requests as a
+    comment.
+    """
     for name in simulator.sources:
         typer.echo(f'[runner.source.{name}]\nurl = "{simulator.url(name)}"\n')
     typer.echo(f"# control: {simulator.control_url}; Ctrl-C ends it")

@@ -1,7 +1,7 @@
 """Wrong use as lines for people: errors of the command line parser, and faults of settings.
 
-The parser's library moves its error classes from version to version, so they are known by the names
-of their classes and by their attributes.
+The library moves its error classes from version to version. This module knows them by the names of
+the classes and by their attributes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _EXTRA_ARGUMENTS = re.compile(r"extra arguments?(?:\(s\))? \((.*)\)\.?$", re.DOT
 
 
 def describe_usage_error(error: Any, command_path: str) -> str:
-    """What was expected, what was found, what to do, in one line; `command_path` is used where
-    the error does not know its command.
+    """Describe an error of the parser in one line: what was expected, what was found, what to do.
+    `command_path` names the command where the error does not.
     """
     return printable(_describe(error, command_path))
 
 
 def fault_lines(faults: Sequence[Fault]) -> Iterator[str]:
-    """One line for each fault, but of those that say the same of different places only the first
-    three and the number of the others.
+    """One line for each fault. Of faults with the same problem at different places the first three
+    are listed, and the others counted.
     """
     totals = Counter((fault.problem, fault.cure) for fault in faults)
     listed: Counter[tuple[str, str]] = Counter()
@@ -70,7 +70,7 @@ def _describe_extra(error: Any, path: str, context: Any) -> str:
 
 
 def _bare(error: Any) -> str:
-    """The library's own words, in the form of ours: no capital first, no full stop."""
+    """The library's words in our form: no capital first, no full stop."""
     text: str = error.format_message().rstrip(".")
     return text[:1].lower() + text[1:]
 
@@ -88,7 +88,7 @@ def _options(context: Any) -> list[str]:
 
 
 def _usage(path: str, context: Any) -> str:
-    """The command with its arguments and the options that it cannot do without."""
+    """The command with its arguments and its required options."""
     words = [path]
     for param in context.command.params:
         if param.param_type_name == "argument":

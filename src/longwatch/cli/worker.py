@@ -102,8 +102,8 @@ def run_workers(  # noqa: PLR0913 - one argument an option
     log_format: str | None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Have worker processes run what the target names until they are told to stop; the exit
-    code. `env`: for them alone.
+    """Run the target in worker processes until a stop signal; returns the exit code. `env` is added
+    to the environment of the processes alone.
     """
     from longwatch.app.worker import WorkerOptions  # noqa: PLC0415 - help must not wait for what only running needs
     from longwatch.app.worker import worker as run  # noqa: PLC0415

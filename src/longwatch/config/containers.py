@@ -96,7 +96,7 @@ class ContainerSettings(ManagedSettings, frozen=True, kw_only=True):
     image: ImageName
     """The image that it is made from."""
     command: Command | None = None
-    """What it runs, without a shell; not set: what the image says."""
+    """The command, run without a shell; not set: that of the image."""
     binds: list[Text] = field(default_factory=list)
     """Files and directories of this host inside it: "SOURCE:TARGET", or "SOURCE:TARGET:ro" for
     reading only. A source is relative to this file, and below one of `bind_roots`.
@@ -106,9 +106,9 @@ class ContainerSettings(ManagedSettings, frozen=True, kw_only=True):
     at the end for UDP. Without an address on 127.0.0.1.
     """
     workdir: ContainerPath | None = None
-    """Its working directory; not set: what the image says."""
+    """Its working directory; not set: that of the image."""
     user: Text | None = None
-    """Who it runs as, by name or number inside it; not set: what the image says."""
+    """The user inside the container, by name or number; not set: that of the image."""
     network: Text | None = None
     """A network of the runtime, "none" for none; not set: the runtime's default."""
     pull: PullPolicy | None = None
@@ -203,8 +203,8 @@ class ContainerSettings(ManagedSettings, frozen=True, kw_only=True):
 
 
 def parse_runtime(text: str) -> object:
-    """What CONTAINER_RUNTIME says; a word that names no runtime leaves the setting as it is, and is
-    a fault where there are containers.
+    """The runtime that CONTAINER_RUNTIME names. A word that names no runtime leaves the setting as
+    it is, and is a fault where there are containers.
     """
     word = text.strip().lower()
     return word if word in RUNTIMES else UNSET

@@ -1,4 +1,4 @@
-"""Which file the settings come from, and where what it names is looked for."""
+"""Finds the file of the settings, and resolves its relative paths."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FILE_NAME = "longwatch.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig:
-    """The settings of a file, for every command that speaks of its programs.
+    """The settings of a file, and the directories that its paths are relative to.
 
-    `base` is where relative paths in the file begin: its directory, whatever directory we are in.
-    `state` is the state directory, None if there is to be none; one from a flag or the environment
-    is relative to the present directory.
+    `base_dir` is the directory of the file; relative paths in the file begin there. `state_dir` is
+    the state directory, None if it is off. A state directory from a flag or the environment is
+    relative to the present directory.
     """
 
     settings: Settings
@@ -39,7 +39,7 @@ class LoadedConfig:
 
 
 def find_config(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """The file that was named with `--config`, else by LONGWATCH_CONFIG, else ./longwatch.toml;
+    """The file that `--config` names, else LONGWATCH_CONFIG, else ./longwatch.toml. Raises
     UsageError if there is none.
     """
     named = path or Path(environ.get("LONGWATCH_CONFIG") or FILE_NAME)
@@ -53,9 +53,7 @@ def find_config(path: Path | None, environ: Mapping[str, str]) -> Path:
 def load_config(
     path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
 ) -> LoadedConfig:
-    """Find the file and read it; UsageError if there is none, ConfigError with every fault there
-    is.
-    """
+    """Find and read the file. Raises UsageError if there is none, ConfigError with every fault."""
     loaded, faults = examine_config(path, environ, flags)
     if faults:
         raise ConfigError(*faults)
@@ -66,8 +64,8 @@ def load_config(
 def examine_config(
     path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
 ) -> tuple[LoadedConfig | None, list[Fault]]:
-    """Find the file and read it; UsageError if there is none. With faults the settings are what
-    is in order, for further checks; None if nothing is.
+    """Find the file and read it. Raises UsageError if there is none. With faults the settings are
+    partial, for further checks; None if the file itself is unusable.
     """
     found, here = find_config(path, environ), _current_directory()
     settings, faults = examine_settings(path=found, environ=environ, flags=flags or {})

@@ -1,5 +1,5 @@
-"""What the fields of the settings may hold: types with their bounds, and the words for them.
-Durations are seconds, or texts such as "5m".
+"""The types of the fields of the settings, with their bounds and descriptions. Durations are
+seconds, or texts such as "5m".
 """
 
 from __future__ import annotations
@@ -120,15 +120,15 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def argv(command: list[str] | str | None) -> list[str]:
-    """A command as the words it is run with; a text is split as a shell would, quotes and
+    """A command as the words it is run with. A text is split as a shell does, quotes and
     backslashes included.
     """
     return shlex.split(command) if isinstance(command, str) else list(command or ())
 
 
 def command_faults(command: list[str] | str | None, *, where: str = "command") -> Iterator[Fault]:
-    """What no type shows: a text that cannot be split, one that was meant for a shell, a command
-    without a program.
+    """Faults of a command that no type shows: a text that cannot be split, shell syntax, no
+    program.
     """
     try:
         words = argv(command)

@@ -1,5 +1,5 @@
-"""What is kept up: the keys that everything shares, those of processes, and those that only
-programs or workers of a file have.
+"""Settings of programs and workers: the keys that all of them share, and those of processes,
+programs and workers alone.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 
 
 class ManagedSettings(SettingsTable, frozen=True, kw_only=True):
-    """What everything that is kept up has: when it is started again, and how it is stopped."""
+    """Settings of everything that is kept up: when it is restarted, and how it is stopped."""
 
     env: dict[VariableName, Argument] = field(default_factory=dict)
     """Variables added to its environment."""
     restart: Literal["on-failure", "always", "never"] = "on-failure"
-    """When it is started again after it ended; "on-failure" goes by the exit table."""
+    """When it is restarted after it ended; "on-failure" goes by the exit table."""
     restart_codes: list[ExitCode] = field(default_factory=list)
-    """Exit codes after which it is always started again."""
+    """Exit codes after which it is always restarted."""
     no_restart_codes: list[ExitCode] = field(default_factory=list)
-    """Exit codes after which it is never started again."""
+    """Exit codes after which it is never restarted."""
     stop_signal: SignalName | None = None
-    """The signal that asks it to stop, by name, with or without "SIG"; not set: TERM, in `[run]`
-    the one that told us to stop.
+    """The signal that stops it, by name, with or without "SIG"; not set: TERM, in `[run]` the
+    signal that we got.
     """
     stop_grace: Seconds = 15.0
     """How long it may take to stop before it is killed."""
@@ -84,7 +84,7 @@ class ManagedSettings(SettingsTable, frozen=True, kw_only=True):
 
 
 class ProcessSettings(ManagedSettings, frozen=True, kw_only=True):
-    """What `[run]`, `[program.NAME]` and `[worker.NAME]` share."""
+    """Settings that `[run]`, `[program.NAME]` and `[worker.NAME]` share."""
 
     command: Command | None = None
     """The command and its arguments, run without a shell; a text is split into words, quotes
@@ -94,13 +94,13 @@ class ProcessSettings(ManagedSettings, frozen=True, kw_only=True):
     line after `--`.
     """
     cwd: Text | None = None
-    """Its working directory. A program's is relative to the file, and not set is where the file
-    is; in `[run]` both are ours.
+    """Its working directory. That of a program is relative to the file; not set: the directory of
+    the file. In `[run]` both are our own working directory.
     """
     user: Text | None = None
-    """Who it runs as, by name or number; not set: as we do. Somebody else takes root."""
+    """Its user, by name or number; not set: our own. Another user takes root."""
     umask: Umask | None = None
-    """The permissions that files it makes do not get, in octal: "022"; not set: ours."""
+    """The permissions that its new files do not get, in octal: "022"; not set: ours."""
     limits: LimitsSettings = LimitsSettings()
 
     @property
@@ -147,7 +147,7 @@ class WorkerSettings(ProcessSettings, frozen=True, kw_only=True):
         return dependencies(self.depends_on)
 
     def names(self, name: str) -> list[str]:
-        """What its processes are called."""
+        """The names of its processes."""
         return (
             [name]
             if self.processes == 1
@@ -167,9 +167,7 @@ class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
 
     command: Command
     health: HealthSettings | None = None
-    """How it is asked whether it is well, a liveness probe in other words; not set: it is not
-    asked.
-    """
+    """Its health checks, which are a liveness probe; not set: there are none."""
     liveness: ProbeSettings | None = None
     """The probe whose failure ends its run; not set: there is none."""
     readiness: ProbeSettings | None = None
@@ -178,16 +176,16 @@ class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
     """The probe that has to pass before the others begin; not set: there is none."""
     ready: Readiness | None = None
     """What makes it ready: "up", "healthy", "probe": its readiness probe passes, or "notify": it
-    says `READY=1` on its notify socket. Not set: "probe" if it has such a probe, else "healthy" if
-    it is asked for its health, else "up".
+    sends `READY=1` to its notify socket. Not set: "probe" if it has such a probe, else "healthy" if
+    it has health checks, else "up".
     """
     ready_timeout: Period | Literal["off"] = "off"
-    """One that is not ready by then is restarted as one that failed its health checks; "off": it
-    may take as long as it likes.
+    """A program that is not ready by then is restarted as after failed health checks; "off": there
+    is no limit.
     """
     critical: bool = False
-    """Whether everything is stopped, and we exit with 100, when its breaker trips or it fails in
-    a way nothing is done about.
+    """Whether everything is stopped, with exit code 100, when its breaker trips or it fails for
+    good.
     """
     autostart: bool = True
     """Whether it is started with the others; else it waits for `longwatch start`."""
@@ -203,7 +201,7 @@ class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
 
     @property
     def effective_health(self) -> HealthSettings | None:
-        """How it is asked for its health, unless its own settings say that it is not."""
+        """Its health checks in effect; None if they are off."""
         return self.health if self.health is not None and self.health.enabled is not False else None
 
     @property
@@ -236,7 +234,7 @@ class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
     def faults_among(
         cls, programs: Mapping[str, ProgramSettings | None]
     ) -> Iterator[tuple[str, Fault]]:
-        """What shows only when programs stand side by side, with the program's name."""
+        """Faults between programs, each with the name of the program."""
         if SUPERVISOR_LOG in programs:
             yield SUPERVISOR_LOG, Fault("", "is the name of our own log", "choose another")
 
@@ -265,7 +263,7 @@ def probe_tables(settings: HasProbes) -> dict[str, ProbeSettings]:
 def ready_faults(
     ready: Readiness | None, readiness: ProbeSettings | None, *, is_asked: bool, table: str
 ) -> Iterator[Fault]:
-    """What `ready` cannot be; `table` is the one that would have it asked for its health."""
+    """Faults of `ready`; `table` is the table that would add health checks."""
     if ready is Readiness.HEALTHY and not is_asked:
         yield Fault(
             "ready",
@@ -281,7 +279,7 @@ def ready_faults(
 
 
 def dependencies(depends_on: list[str] | dict[str, Condition]) -> dict[str, Condition]:
-    """What is waited for, and until when; a bare name has to be ready."""
+    """The names that a program waits for, with their conditions; a bare name has to be ready."""
     return (
         dict(depends_on)
         if isinstance(depends_on, dict)

@@ -90,7 +90,7 @@ class SourceSettings(SettingsTable, frozen=True, kw_only=True):
     url: Text
     """Where it is: `https://…` or `http://…`."""
     kind: Literal["sse", "mcp"] = "sse"
-    """What it speaks: Server-Sent Events, or MCP over HTTP."""
+    """Its protocol: Server-Sent Events, or MCP over HTTP."""
     enabled: bool = True
     """False: its events are filtered as `disabled` and not run. It stays connected."""
     headers: dict[Text, str | EnvironmentReference] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class AgentSettings(SettingsTable, frozen=True, kw_only=True):
 
 
 class RunnerSettings(SettingsTable, frozen=True, kw_only=True):
-    """`[runner]`: what `longwatch runner` does."""
+    """`[runner]`: the settings of `longwatch runner`."""
 
     source: Annotated[
         dict[Name, SourceSettings],
@@ -237,7 +237,7 @@ class RunnerSettings(SettingsTable, frozen=True, kw_only=True):
     work_breaker_cooldown: Period = 300.0
     """No run starts for so long; then one is tried."""
     breaker_affects_readiness: bool = True
-    """Whether `/readyz` says no while the work breaker is open."""
+    """Whether `/readyz` fails while the work breaker is open."""
     alert_after_failures: Count = 5
     """An outage of a source or of the agent is announced at so many failures in a row."""
     max_event_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 4 * MEBIBYTE
@@ -249,11 +249,11 @@ class RunnerSettings(SettingsTable, frozen=True, kw_only=True):
     store_url: StoreUrl = DEFAULT_STORE
     """The SQL store: `sqlite:///…` or `postgresql://…`."""
     max_threads: Count | Literal["off"] = "off"
-    """`/healthz` says no when the runner has more threads."""
+    """`/healthz` fails when the runner has more threads."""
     max_tasks: Count | Literal["off"] = "off"
-    """`/healthz` says no when the event loop has more tasks."""
+    """`/healthz` fails when the event loop has more tasks."""
     max_rss_mb: Count | Literal["off"] = "off"
-    """`/healthz` says no when the runner uses more memory, in MB."""
+    """`/healthz` fails when the runner uses more memory, in MB."""
 
     def faults(self) -> Iterator[Fault]:
         if not self.source:

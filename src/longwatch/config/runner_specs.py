@@ -116,7 +116,7 @@ def agent_spec(settings: AgentSettings, *, base: Path) -> AgentSpec:
 
 
 def process_limits(settings: RunnerSettings) -> ProcessLimits:
-    """What the process of the runner may have before it counts as unhealthy."""
+    """The limits above which the process of the runner counts as unhealthy."""
     counts = (settings.max_threads, settings.max_tasks, settings.max_rss_mb)
     threads, tasks, rss_mb = (None if isinstance(each, str) else each for each in counts)
     return ProcessLimits(threads=threads, tasks=tasks, rss_mb=rss_mb)

@@ -65,9 +65,7 @@ class LogSettings(LogFileSettings, frozen=True, kw_only=True):
     """
 
     level: Level = Level.INFO
-    """The quietest level on the console (environment: DEBUG=1 for "debug"). Files have
-    everything.
-    """
+    """The lowest level on the console (environment: DEBUG=1 for "debug"). Files have all levels."""
     format: Literal["auto", "json", "pretty"] = "auto"
     """The form on the console; "auto" is pretty on a terminal and JSON elsewhere. Files are
     always JSON lines.
@@ -87,7 +85,9 @@ class SupervisorSettings(SettingsTable, frozen=True, kw_only=True):
     """`[supervisor]`: what `longwatch up` does beside its programs."""
 
     shutdown_timeout: Period | Literal["off"] = "off"
-    """By then everything is killed that has not stopped; "off": each program has its own grace."""
+    """The time after which everything that has not stopped is killed; "off": each program has its
+    own grace.
+    """
     keep_days: Annotated[int, Meta(ge=1, le=36_500)] | Literal["off"] = 30
     """How long the ledger remembers starts and ends, and how long logs of programs that are no
     more are kept; "off": for ever.
@@ -127,14 +127,14 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
         return None if self.state_dir == "off" else Path(self.state_dir)
 
     def effective_health(self, name: str) -> HealthSettings | None:
-        """How a program is asked for its health, all settings considered."""
+        """The health settings of a program in effect; None if it is not checked."""
         program = self.program.get(name)
         if program is None or not self.supervisor.health_checks:
             return None
         return program.effective_health
 
     def health_port(self, name: str) -> int | None:
-        """The port on which a program is asked for its health; None if it is not asked on one."""
+        """The port of the health checks of a program; None if they use none."""
         health = self.effective_health(name)
         if health is None or health.effective_kind not in {"http", "tcp"}:
             return None
@@ -169,7 +169,9 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
         yield from self._name_faults({})
 
     def _port_faults(self) -> Iterator[Fault]:
-        """Programs that start together cannot listen on one port, and none on our own."""
+        """Faults of ports: programs that start together cannot share one, and none can have our
+        own.
+        """
         users: dict[int, str] = {}
         for name, program in self.program.items():
             for key, port in self.probe_ports(name).items():
@@ -183,14 +185,14 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
 
     @property
     def taken_names(self) -> dict[str, str]:
-        """The names that no agent of a registry can have, and what has each."""
+        """The names that no agent of a registry can have, each with its owner."""
         taken: dict[str, str] = {}
         list(self._name_faults(taken))
         return taken
 
     def _name_faults(self, taken: dict[str, str]) -> Iterator[Fault]:
-        """Every process and container has its own name, and our log too; that of a worker stands
-        for all of its processes. `taken` gets the names.
+        """Faults of names: every process and container has its own, and so has our log. The name of
+        a worker stands for all of its processes. Adds each name with its owner to `taken`.
         """
         taken |= {**dict.fromkeys(self.program, "a program"), SUPERVISOR_LOG: "our own log"}
         if self.runner is not None:
@@ -221,8 +223,8 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
 def load_settings(
     *, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> Settings:
-    """The settings in effect; ConfigError with every fault there is. `flags` maps dotted paths
-    to values, None is "not given".
+    """The settings in effect. Raises ConfigError with every fault. `flags` maps dotted paths to
+    values; None means "not given".
     """
     settings, faults = examine_settings(path=path, environ=environ, flags=flags)
     if faults:
@@ -234,8 +236,8 @@ def load_settings(
 def examine_settings(
     *, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[Settings | None, list[Fault]]:
-    """The settings and every fault there is. With faults the settings are what is in order, for
-    further checks; None if nothing is.
+    """Read the settings and every fault. With faults the settings are partial, for further checks;
+    None if the file itself is unusable.
     """
     overrides = [*from_environment(VARIABLES, environ), *from_flags(flags, flag_name=flag_name)]
     reading = inspect_settings(Settings, path=path, overrides=overrides)
@@ -251,8 +253,8 @@ def examine_settings(
 
 
 def _without_doubtful_parts(settings: Settings, invalid_paths: Collection[str]) -> Settings:
-    """The settings without what a fault elsewhere would make look wrong: programs and workers
-    whose command is looked for by a field with a fault, and ports that are not known.
+    """The settings without parts that a fault makes doubtful: programs and workers whose command is
+    found by a field with a fault, and unknown ports.
     """
     kept = {}
     for table in ("program", "worker"):
@@ -269,7 +271,9 @@ def _without_doubtful_parts(settings: Settings, invalid_paths: Collection[str]) 
 
 @dataclass(frozen=True, slots=True)
 class _Dependents:
-    """Everything that can wait for something else, by name; None is one with faults of its own."""
+    """Programs, containers and workers by name, for checks of their dependencies; None is an entry
+    with faults of its own.
+    """
 
     programs: Mapping[str, ProgramSettings | None]
     containers: Mapping[str, ContainerSettings | None]
@@ -277,7 +281,7 @@ class _Dependents:
 
     @classmethod
     def read(cls, path: Path | None) -> _Dependents:
-        """What waits for what in a file that has faults elsewhere, too."""
+        """Read the dependencies of a file that has other faults."""
         table = {} if path is None else read_toml(path)[0]
         return cls(
             _valid_entries(ProgramSettings, table.get("program")),
@@ -286,8 +290,8 @@ class _Dependents:
         )
 
     def faults(self, source: str) -> Iterator[Fault]:
-        """Dependencies that cannot be. Programs and containers wait for each other; of the
-        processes of one worker the first counts.
+        """Faults of dependencies. Programs and containers can wait for each other. Of the processes
+        of a worker only the first is reported.
         """
         waiting = {name: _awaited(entry) for name, entry in self._kept_up.items()}
         first_processes: dict[str, str] = {}
@@ -314,7 +318,7 @@ class _Dependents:
         return {**self.programs, **self.containers}
 
     def _completion_faults(self, source: str) -> Iterator[Fault]:
-        """What waits for an end that never comes."""
+        """Faults of entries that wait for a completion that never comes."""
         for name, entry in {**self._kept_up, **self.workers}.items():
             for awaited, condition in _awaited(entry).items():
                 other = self._kept_up.get(awaited)
@@ -343,8 +347,8 @@ def _awaited(
 
 
 def _valid_entries(kind: type[EntryT], raw: object) -> dict[str, EntryT | None]:
-    """The tables of one kind, with nothing in them but what dependencies go by; None for one in
-    which that cannot be read.
+    """The tables of one kind, reduced to the keys that dependencies need; None for an entry in
+    which these have faults.
     """
     entries: dict[str, EntryT | None] = {}
     required = {key: "-" for key in _REQUIRED_KEYS if key in kind.__struct_fields__}
@@ -377,8 +381,8 @@ def _split_commands(table: dict[str, Any]) -> None:
 
 
 def flag_name(path: str) -> str:
-    """What the flag for a setting is called: `run.health.port` is `--health-port`,
-    `run.health.enabled` is `--health`.
+    """The flag of a setting: `run.health.port` is `--health-port`, `run.health.enabled` is
+    `--health`.
     """
     own = path.removeprefix("run.").removeprefix("supervisor.").removeprefix("runner.")
     return "--" + own.removesuffix(".enabled").replace(".", "-").replace("_", "-")
@@ -402,7 +406,9 @@ def _parse_off_only(text: str) -> object:
 
 
 def _parse_debug(text: str) -> object:
-    """DEBUG is everybody's variable: what is no yes (`DEBUG=app:*`) was not meant for us."""
+    """DEBUG is a variable of many programs: a value that is no yes (`DEBUG=app:*`) is not for
+    Longwatch.
+    """
     return Level.DEBUG.value if text.strip().lower() in TRUE_WORDS else UNSET
 
 

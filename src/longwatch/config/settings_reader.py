@@ -1,13 +1,13 @@
-"""The one reader of settings: a struct type and layers of raw values in, the settings or every
-fault at once out.
+"""The only reader of settings: takes a struct type and layers of raw values, returns the settings
+or every fault.
 
 The layers, weakest first: the defaults in the struct, a TOML file, environment variables, flags.
-The struct is walked field by field; at each field every layer that says something is checked, also
-the ones that a stronger layer overrides, and the strongest one counts (tables of plain values, such
-as `env`, are merged). A struct may have a method `faults()` that yields a Fault for what no single
-field shows, `where` being the field's path inside it; it is called once each of its fields is in
-order. For tables of structs there may be a class method `faults_among(table)`, which yields a key
-and a Fault for what shows only between entries.
+The reader walks the struct field by field. It checks every layer that has a value, also those that
+a stronger layer overrides, and takes the strongest (tables of plain values, such as `env`, are
+merged). A struct may have a method `faults()` that yields a Fault for what no single field shows,
+`where` being the field's path inside it; the reader calls it once each field is in order. A struct
+in a table of structs may have a class method `faults_among(table)`, which yields a key and a Fault
+for what shows only between entries.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EnvironmentVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """A value from the environment or a flag, with the words that tell a person where it stands."""
+    """A value from the environment or a flag, with the words that name its place in messages."""
 
     path: str
     where: str
@@ -77,7 +77,7 @@ class Override:
 def from_environment(
     variables: Iterable[EnvironmentVariable], environ: Mapping[str, str]
 ) -> list[Override]:
-    """What the environment says; a variable that is empty counts as not set."""
+    """The overrides in the environment. An empty variable counts as not set."""
     given = []
     for variable in variables:
         text = environ.get(variable.name, "")
@@ -97,8 +97,8 @@ def from_environment(
 
 
 def from_flags(flags: Mapping[str, object], *, flag_name: Callable[[str], str]) -> list[Override]:
-    """What the command line says: dotted paths to values, None meaning "not given"; `flag_name`
-    names the flag of a path.
+    """The overrides of the command line: dotted paths to values, None meaning "not given".
+    `flag_name` names the flag of a path.
     """
     return [
         Override(path=path, where=flag_name(path), value=value)
@@ -110,8 +110,8 @@ def from_flags(flags: Mapping[str, object], *, flag_name: Callable[[str], str]) 
 def read_settings(
     struct: type[T], *, path: Path | None = None, overrides: Iterable[Override] = ()
 ) -> T:
-    """The settings from the defaults, the file and the overrides (weakest first), or ConfigError
-    with every fault there is.
+    """The settings from the defaults, the file and the overrides (weakest first). Raises
+    ConfigError with every fault.
     """
     reading = inspect_settings(struct, path=path, overrides=overrides)
     if reading.faults:
@@ -137,7 +137,7 @@ class SettingsReading(Generic[T]):
 def inspect_settings(
     struct: type[T], *, path: Path | None = None, overrides: Iterable[Override] = ()
 ) -> SettingsReading[T]:
-    """The same as `read_settings`, but returns what is in order beside the faults."""
+    """Read settings as `read_settings` does, and return partial settings beside the faults."""
     table, faults = read_toml(path) if path is not None else ({}, [])
     reader = _SettingsReader(
         overrides, source=printable(str(path)) if path is not None else "settings"
@@ -162,7 +162,7 @@ def toml_key(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Location:
-    """Where the walk is: the dotted path, and the words for it."""
+    """A place in the walk: the dotted path, and its name in messages."""
 
     path: str
     where: str
@@ -179,8 +179,8 @@ class _Location:
 
     @property
     def can_be_partial(self) -> bool:
-        """Whether a table here is of use without the fields that have faults: the file itself,
-        its tables, and their entries. What stands deeper means something only as a whole.
+        """Whether a table here is of use without its faulty fields: the file itself, its tables,
+        and their entries. A deeper table means something only as a whole.
         """
         return self.depth <= _PARTIAL_DEPTH
 
@@ -194,9 +194,7 @@ class _Location:
 
 
 class _SettingsReader:
-    """One reading: walks the struct, collects faults, remembers which layer each value came
-    from.
-    """
+    """One reading: walks the struct, collects faults, and records the layer of each value."""
 
     def __init__(self, overrides: Iterable[Override], *, source: str) -> None:
         self.source = source
@@ -219,7 +217,7 @@ class _SettingsReader:
         assert not unused, f"no such setting: {', '.join(sorted(unused))}"
 
     def struct(self, kind: kinds.StructType, place: _Location, raw: object) -> object:
-        """A struct from a table; `_INVALID` if something in it is, and it cannot do without."""
+        """A struct from a table; `_INVALID` if it has a fault that it cannot do without."""
         if not isinstance(raw, dict):
             return self._reject(kind, place, raw)
         known = {field.encode_name: field for field in kind.fields}
@@ -247,7 +245,7 @@ class _SettingsReader:
     def _field(
         self, field: kinds.Field, parent: _Location, raw: object, *, is_misspelled: bool
     ) -> object:
-        """The value of a field. One that is there under a wrong name has its fault already."""
+        """The value of a field. A missing field whose name is misspelled has its fault already."""
         place = parent.key(field.encode_name)
         value = (
             self._read_nested(field.type, place, raw)
@@ -263,9 +261,7 @@ class _SettingsReader:
         return value
 
     def _read_nested(self, kind: TypeInfo, place: _Location, raw: object) -> object:
-        """A table below this one; read also when only the environment or a flag says something
-        in it.
-        """
+        """A nested table. It is read also when only the environment or a flag has a value in it."""
         wanted = raw is not _MISSING or any(
             path.startswith(f"{place.path}.") and not all(each.needs_table for each in given)
             for path, given in self._overrides.items()
@@ -278,7 +274,7 @@ class _SettingsReader:
         return self._value(kind, place, raw)
 
     def _read_layers(self, kind: TypeInfo, place: _Location, raw: object) -> object:
-        """What the strongest layer says, after every layer was checked."""
+        """The value of the strongest layer, after a check of every layer."""
         layers = [] if raw is _MISSING else [self._read_layer(kind, place, place.where, raw)]
         for override in self._overrides.get(place.path, ()):
             self._used.add(place.path)
@@ -348,7 +344,7 @@ class _SettingsReader:
     def _validate_entries(
         self, kind: kinds.DictType, place: _Location, table: dict[str, object]
     ) -> None:
-        """Let the entries be judged side by side, the ones with faults of their own as None."""
+        """Check the entries side by side; an entry with faults of its own is None."""
         judge = getattr(
             getattr(without_metadata(kind.value_type), "cls", None), "faults_among", lambda _: ()
         )
@@ -384,7 +380,7 @@ class _SettingsReader:
         self.faults.append(Fault(place.key(key).where, "unknown key", cure))
 
     def _validate(self, struct: msgspec.Struct, place: _Location) -> object:
-        """The struct, once it has judged itself as a whole."""
+        """The struct after its own `faults()`; `_INVALID` if there are any."""
         found = list(getattr(struct, "faults", tuple)())
         self.faults += [
             Fault(self._origin(place, fault.where), fault.problem, fault.cure) for fault in found
@@ -437,7 +433,7 @@ def _container_for(kind: TypeInfo, raw: object) -> TypeInfo | None:
 
 
 def _quoting_hint(kind: TypeInfo, raw: object) -> str:
-    """The commonest slip: quotes too many, or too few."""
+    """A hint for quotes too many or too few."""
     try:
         if isinstance(raw, str):
             convert(kind, parse_text(kind, raw))

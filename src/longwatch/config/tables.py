@@ -80,7 +80,7 @@ class BreakerSettings(SettingsTable, frozen=True, kw_only=True):
 
 
 class HealthSettings(SettingsTable, frozen=True, kw_only=True):
-    """`health`: asking the program whether it is well."""
+    """`health`: how a program is checked for its health."""
 
     enabled: bool | None = None
     """Whether to check at all; not set: a program whenever it has this table, `longwatch run` if
@@ -98,7 +98,7 @@ class HealthSettings(SettingsTable, frozen=True, kw_only=True):
     environment, else 8080.
     """
     path: UrlPath = _HEALTH_PATH
-    """What is asked for over HTTP."""
+    """The path that is requested over HTTP."""
     command: Command | None = None
     """What "exec" runs, as the program itself is run: its user, directory and environment."""
     interval: Period = 30.0
@@ -169,7 +169,7 @@ class ProbeSettings(SettingsTable, frozen=True, kw_only=True):
     port: Port | None = None
     """The port for http and tcp; not set: as for `health`. A container has to name it."""
     path: UrlPath = _HEALTH_PATH
-    """What is requested over HTTP."""
+    """The path that is requested over HTTP."""
     command: Command | None = None
     """What "exec" runs, where the program or container runs."""
     script: ScriptName | None = None
@@ -246,8 +246,8 @@ def probe_faults(
     startup: ProbeSettings | None,
     health_kind: HealthKind | None = None,
 ) -> Iterator[Fault]:
-    """What shows only between the probes of one program; `health_kind` is the kind of its `health`
-    table, which is a liveness probe too.
+    """Faults between the probes of one program. `health_kind` is the kind of its `health` table,
+    which is a liveness probe too.
     """
     liveness_kind = health_kind if liveness is None else liveness.effective_kind
     if startup is not None:
@@ -289,7 +289,7 @@ class LimitsSettings(SettingsTable, frozen=True, kw_only=True):
     open_files: Annotated[int, Meta(ge=16, le=1 << 30)] | None = None
     """The number of open files of each process."""
     nice: Annotated[int, Meta(ge=-20, le=19)] | None = None
-    """Its scheduling priority: 19 yields to everybody, below 0 takes a privilege."""
+    """Its scheduling priority: 19 yields to every other process, below 0 takes a privilege."""
 
     @property
     def memory_bytes(self) -> int | None:

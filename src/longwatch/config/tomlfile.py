@@ -1,4 +1,4 @@
-"""Reading a TOML file that a person wrote: what is wrong with it, and on which line and column."""
+"""Reads a TOML file, and describes what is wrong with it by line and column."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _decode(data: bytes, shown: str) -> str:
 
 
 def _line_and_column(before: bytes) -> tuple[int, int]:
-    """Where the byte after these stands, counted from 1, in characters."""
+    """The line and column of the byte after these, counted from 1, in characters."""
     last = before[before.rfind(b"\n") + 1 :].decode("utf-8-sig", "replace")
     return before.count(b"\n") + 1, len(last) + 1
 
@@ -102,7 +102,7 @@ def _position(reason: str, text: str) -> str:
 
 
 def _describe_error(reason: str) -> tuple[str, str]:
-    """What is wrong in words, and the cure where there is one."""
+    """The problem in words, and the cure where one is known."""
     if twice := _DECLARED_TWICE.match(reason):
         return _declared_twice(
             [key.strip(" '") for key in printable(twice[1]).split(",") if key.strip()]
@@ -113,8 +113,8 @@ def _describe_error(reason: str) -> tuple[str, str]:
 
 
 def _declared_twice(keys: list[str]) -> tuple[str, str]:
-    """The same table a second time; the commonest such slip is a program that was copied and
-    kept its name.
+    """A table that is declared twice. The commonest case is a program that was copied and kept its
+    name.
     """
     match keys:
         case ["program", name]:

@@ -1,8 +1,9 @@
-"""What a setting may hold: the check of one value, and the words for what it should have been.
+"""Checks one value of a setting, and describes what it should have been.
 
-A type comes as msgspec describes it (`msgspec.inspect`), so that the settings' structs are the only
-place where types and bounds are written. A `Meta(description=…)` on a type is what people are told
-to write; `Meta(extra={"choices": …})` limits a text to a few that are only known at run time.
+A type comes as msgspec describes it (`msgspec.inspect`), so that types and bounds are written only
+in the structs of the settings. `Meta(description=…)` on a type is the description in messages.
+`Meta(extra={"choices": …})` limits a text to names that are only known at run time,
+`Meta(extra={"duration": …})` lets a number of seconds be a text such as "5m".
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def union_members(kind: TypeInfo) -> list[TypeInfo]:
 
 
 def convert(kind: TypeInfo, raw: object) -> object:
-    """The value, if it is one of this scalar kind; RejectedError if not."""
+    """The value as this scalar kind. Raises RejectedError if it is not of this kind."""
     for member in union_members(kind):
         inner = without_metadata(member)
         check, allowed = _CHECKS.get(type(inner)), _extra_choices(member)
@@ -62,7 +63,7 @@ def convert(kind: TypeInfo, raw: object) -> object:
 
 
 def parse_text(kind: TypeInfo, text: str) -> object:
-    """What a text from the environment or the command line says, as the kind has it; the text
+    """The value of a text from the environment or the command line, read as this kind; the text
     itself if it fits none.
     """
     for member in map(without_metadata, union_members(kind)):
