@@ -29,16 +29,11 @@ from run_process import (
 HEAD = ["ts", "level", "event", "pid", "managerPid"]
 
 SPEAKS_ON_REQUEST = """
-import os, signal, sys
-spoken = 0
-def speak(*_):
-    global spoken
-    spoken += 1
+import itertools, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+for spoken in itertools.count(1):
     print("line", spoken, flush=True)
-signal.signal(signal.SIGUSR1, speak)
-speak()
-while True:
-    signal.pause()
+    signal.sigwait({signal.SIGUSR1})
 """
 
 TALKS = """
@@ -288,9 +283,7 @@ def test_a_full_disk_kills_neither_the_program_nor_the_log(
     """The program says 200 KB and lives; once there is room again both logs go on, and no line
     of ours is torn.
     """
-    script = SPEAKS_ON_REQUEST.replace(
-        "speak()\nwhile", "os.write(1, (b'x' * 999 + b'\\n') * 200)\nspeak()\nwhile"
-    )
+    script = "import os; os.write(1, (b'x' * 999 + b'\\n') * 200)" + SPEAKS_ON_REQUEST
     with (
         tiny_disk(tmp_path / "disk"),
         start_run(

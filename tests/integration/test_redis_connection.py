@@ -423,9 +423,13 @@ def test_a_wrong_password_is_named_but_not_shown(server: RedisServer) -> None:
         {"categories": ["+@all"], "keys": ["x*"]},
     ],
 )
-def test_a_user_without_the_rights_is_refused_with_the_cure(
-    server: RedisServer, backend: RedisBackend, rights: dict[str, Any]
+@pytest.mark.parametrize("is_known", [False, True], ids=["new mailbox", "known mailbox"])
+def test_a_user_without_the_rights_is_refused_with_the_cure_and_stores_nothing(
+    server: RedisServer, backend: RedisBackend, rights: dict[str, Any], *, is_known: bool
 ) -> None:
+    if is_known:
+        backend.put([new_message()])
+        assert 1 == backend.purge()
     with server.client() as client:
         client.acl_setuser(
             "bob", enabled=True, reset=True, passwords=["+pw"], **{"keys": ["*"], **rights}

@@ -83,9 +83,10 @@ local function store(messages)
     if message.key then keys[#keys + 1], keys[#keys + 2] = message.key, id end
   end
   local was_empty = redis.call('ZCARD', READY) == 0
+  -- A script is not undone where the server refuses a command: no number without its row.
+  in_parts('HSET', MESSAGES, rows)
   in_parts('ZADD', READY, ready)
   in_parts('ZADD', DELAYED, delayed)
-  in_parts('HSET', MESSAGES, rows)
   in_parts('ZADD', EXPIRING, expiring)
   in_parts('HSET', DEDUPE, keys)
   -- Only a receiver that found the queue empty waits: others claim again without a notification.
