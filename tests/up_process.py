@@ -151,7 +151,7 @@ class UpProcess(RunProcess):
         """Over its control socket, without the wait for a command to start."""
         return send_request(
             find_supervisor(self.state_dir).socket,
-            {"do": do, "programs": list(programs), **options},
+            {"do": do, **({"programs": list(programs)} if programs else {}), **options},
             timeout=TIMEOUT,
         )
 

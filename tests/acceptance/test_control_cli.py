@@ -410,33 +410,18 @@ def test_commands_ask_for_what_was_said_and_tell_how_programs_stand(shell: Shell
             "timeout": 7.5,
         } == supervisor.requests[-1]
         shell.output("start", "web")
-        assert {
-            "do": "start",
-            "programs": ["web"],
-            "ready": False,
-            "timeout": 30.0,
-        } == supervisor.requests[-1]
+        assert {"do": "start", "programs": ["web"], "timeout": 30.0} == supervisor.requests[-1]
         shell.output("restart", "--all", "--ready")
         assert {
             "do": "restart",
-            "programs": [],
+            "all": True,
             "ready": True,
             "timeout": 30.0,
         } == supervisor.requests[-1]
         shell.output("stop", "web")
-        assert {
-            "do": "stop",
-            "programs": ["web"],
-            "ready": False,
-            "timeout": None,
-        } == supervisor.requests[-1]
+        assert {"do": "stop", "programs": ["web"]} == supervisor.requests[-1]
         told = json.loads(shell.output("reset", "--all", "--json"))
-        assert {
-            "do": "reset",
-            "programs": [],
-            "ready": False,
-            "timeout": None,
-        } == supervisor.requests[-1]
+        assert {"do": "reset", "all": True} == supervisor.requests[-1]
         assert (True, ["web", "job"]) == (told["ok"], [each["name"] for each in told["programs"]])
 
 

@@ -61,6 +61,18 @@ def kill_supervisor(run: UpProcess) -> None:
     run.err.read_to_end(time.monotonic() + TIMEOUT)
 
 
+def test_a_misspelled_request_stops_nothing(tmp_path: Path, longwatch_bin: Path) -> None:
+    """A request with an unknown key is refused with the nearest key."""
+    with start_up(longwatch_bin, tmp_path, {"web": SLEEPER}) as run:
+        run.wait_for_status("web", up=True)
+        assert {
+            "ok": False,
+            "error": 'unknown key "program" in a stop request; did you mean programs?',
+            "exit_code": 2,
+        } == run.request("stop", program=["web"])
+        assert run.status("web")["up"]
+
+
 def test_status_json_tells_everything_about_each_program_and_about_us(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:

@@ -53,12 +53,24 @@ def request(  # noqa: PLR0913 - one argument a field of the request, and how lon
     command: str,
     programs: Sequence[str] = (),
     *,
+    everything: bool = False,
     ready: bool = False,
     timeout: float | None = None,
     response_timeout: float = QUERY_TIMEOUT,
 ) -> ControlResponse:
-    """Have the supervisor do something to these programs, or to all; RefusedError if it says no."""
-    fields = {"do": command, "programs": list(programs), "ready": ready, "timeout": timeout}
+    """Have the supervisor do something to these programs, or to all if `everything` is True.
+
+    Raises RefusedError if the supervisor refuses.
+    """
+    fields: JsonObject = {"do": command}
+    if programs:
+        fields["programs"] = list(programs)
+    if everything:
+        fields["all"] = True
+    if ready:
+        fields["ready"] = True
+    if timeout is not None:
+        fields["timeout"] = timeout
     response = send_request(find_supervisor(state).socket, fields, timeout=response_timeout)
     if not response.get("ok"):
         raise RefusedError(response)

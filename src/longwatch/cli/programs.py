@@ -264,6 +264,7 @@ def _run_command(
             names,
             config,
             state_dir,
+            everything=not names,  # `_selected` has asked for --all
             response_timeout=_request_timeout() + options.get("timeout", 0.0),
             **options,
         )

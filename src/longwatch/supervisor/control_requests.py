@@ -1,7 +1,12 @@
-"""What is asked on the control socket, as commands; and what they give, as answers. On the loop."""
+"""Runs the requests of the control socket as commands, and forms their responses. On the loop.
+
+A request is checked before anything is done: an unknown key, a wrong type or a command that names
+no programs is refused. A misspelled key therefore never widens a command to all programs.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -9,6 +14,8 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.events.supervisor import ConfigReloaded
+from longwatch.core.sanitize import printable
+from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UsageError
 from longwatch.host.guardian_client import GuardianClient
 from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
@@ -17,6 +24,19 @@ from longwatch.supervisor.managed_program import ProgramStatus
 ControlResponse = dict[str, Any]
 
 MAX_TIMEOUT = 86_400.0
+
+_SELECTION_KEYS = ("programs", "all")
+_START_KEYS = (*_SELECTION_KEYS, "ready", "timeout")
+_COMMAND_KEYS: Mapping[str, tuple[str, ...]] = {
+    "status": _SELECTION_KEYS,
+    "start": _START_KEYS,
+    "stop": _SELECTION_KEYS,
+    "restart": _START_KEYS,
+    "reset": _SELECTION_KEYS,
+    "clear-liveness": _SELECTION_KEYS,
+    "reload": (),
+}
+"""The keys that each command takes beside `do`."""
 
 
 class ControlRequests:
@@ -42,28 +62,29 @@ class ControlRequests:
         self._extra_status = extra_status
 
     async def handle(self, request: Mapping[str, Any]) -> ControlResponse:
-        """What was asked for, done."""
-        names, command = _names(request), request.get("do")
-        options: dict[str, Any] = {
-            "ready": request.get("ready") is True,
-            "timeout": _timeout(request),
-        }
+        """Run one request; UsageError if it is not one of the protocol."""
+        command = _command(request)
+        _require_known_keys(request, command)
         if command == "reload":
             return _reload_response(await self._reload())
+        names = _names(request, command)
         if command == "status":
             programs = self._program_response(await self._commands.status(*names))
             return {**self._supervisor_status(), **programs}
-        acts: dict[str, Callable[[], Awaitable[list[ProgramStatus]]]] = {
-            "start": lambda: self._commands.start(*names, **options),
-            "stop": lambda: self._commands.stop(*names),
-            "restart": lambda: self._commands.restart(*names, **options),
-            "reset": lambda: self._commands.reset(*names),
-            "clear-liveness": lambda: self._commands.clear_liveness(*names),
+        return self._program_response(await self._change(command, names, request))
+
+    async def _change(
+        self, command: str, names: list[str], request: Mapping[str, Any]
+    ) -> list[ProgramStatus]:
+        if command in {"start", "restart"}:
+            act = self._commands.start if command == "start" else self._commands.restart
+            return await act(*names, ready=_flag(request, "ready"), timeout=_timeout(request))
+        acts: dict[str, Callable[..., Awaitable[list[ProgramStatus]]]] = {
+            "stop": self._commands.stop,
+            "reset": self._commands.reset,
+            "clear-liveness": self._commands.clear_liveness,
         }
-        if not isinstance(command, str) or command not in acts:
-            listed = ", ".join(["status", *acts, "reload"])
-            raise UsageError(f"unknown command {command!r}; there are: {listed}")
-        return self._program_response(await acts[command]())
+        return await acts[command](*names)
 
     def _supervisor_status(self) -> ProgramStatus:
         return {
@@ -84,24 +105,63 @@ class ControlRequests:
         }
 
 
-def _names(request: Mapping[str, Any]) -> list[str]:
-    names = request.get("programs") or []
+def _command(request: Mapping[str, Any]) -> str:
+    command = request.get("do")
+    if isinstance(command, str) and command in _COMMAND_KEYS:
+        return command
+    listed = f"there are: {', '.join(_COMMAND_KEYS)}"
+    if "do" not in request:
+        raise UsageError(f'a request names its command with "do"; {listed}')
+    hint = did_you_mean(str(command), _COMMAND_KEYS, default=listed)
+    raise UsageError(f"unknown command {_shown(command)}; {hint}")
+
+
+def _require_known_keys(request: Mapping[str, Any], command: str) -> None:
+    known = ("do", *_COMMAND_KEYS[command])
+    for key in request:
+        if key not in known:
+            listed = ", ".join(f'"{each}"' for each in known)
+            hint = did_you_mean(key, known, default=f"it takes {listed}")
+            raise UsageError(f"unknown key {_shown(key)} in a {command} request; {hint}")
+
+
+def _names(request: Mapping[str, Any], command: str) -> list[str]:
+    """The programs that a request names; none if it says that all are meant."""
+    everything = _flag(request, "all")
+    names = request.get("programs", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError('"programs" must be a list of names')
+        raise UsageError(f'"programs" must be a list of names, not {_shown(names)}')
+    if names and everything:
+        raise UsageError('name "programs" or say "all": true, not both')
+    if not names and not everything and command != "status":  # a status changes nothing
+        raise UsageError(f'a {command} request names "programs", or says "all": true')
     return names
 
 
+def _flag(request: Mapping[str, Any], key: str) -> bool:
+    value = request.get(key, False)
+    if not isinstance(value, bool):
+        raise UsageError(f'"{key}" must be true or false, not {_shown(value)}')
+    return value
+
+
 def _timeout(request: Mapping[str, Any]) -> float:
-    seconds = request.get("timeout")
-    if seconds is None:
-        return START_TIMEOUT
+    seconds = request.get("timeout", START_TIMEOUT)
     if (
         isinstance(seconds, bool)
         or not isinstance(seconds, int | float)
         or not 0 < seconds <= MAX_TIMEOUT
     ):
-        raise UsageError('"timeout" must be a number of seconds, more than 0 and a day at most')
+        raise UsageError(
+            f'"timeout" must be a number of seconds, more than 0 and a day at most, '
+            f"not {_shown(seconds)}"
+        )
     return float(seconds)
+
+
+def _shown(value: object) -> str:
+    """A value of a request as the client wrote it, in one short line."""
+    return printable(json.dumps(value), max_chars=60)
 
 
 def _reload_response(changes: ConfigReloaded) -> ControlResponse:
