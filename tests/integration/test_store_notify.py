@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 from leaks import no_leaks
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.fake_clock import FakeClock
-from longwatch.errors import StoreClosedError, StoreUnreachableError, UsageError
+from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.host.runtime_dir import runtime_directory
 from longwatch.mailbox import open_mailbox
 from longwatch.store.notify.local import (
@@ -20,6 +21,7 @@ from longwatch.store.notify.local import (
     PeerSockets,
 )
 from longwatch.store.sqlite.database import SqliteDatabase
+from polling import eventually
 from snippet import run_snippet
 
 NEVER = 10_000.0
@@ -279,46 +281,6 @@ class TestTheDirectory:
         [socket_of_mine] = runtime_root.iterdir()
         assert (0o40700, 0o140600) == (runtime_root.stat().st_mode, socket_of_mine.stat().st_mode)
 
-    @pytest.mark.parametrize(
-        "spoil",
-        [
-            lambda runtime_root: runtime_root.chmod(0o770),
-            lambda runtime_root: (runtime_root.rmdir(), runtime_root.touch()),
-        ],
-    )
-    def test_that_others_may_use_is_refused_with_the_cure(
-        self, runtime_root: Path, spoil: Callable[[Path], None]
-    ) -> None:
-        runtime_root.mkdir(0o700)
-        spoil(runtime_root)
-        with pytest.raises(UsageError) as caught:
-            runtime_directory()
-        cure = "remove it, or set XDG_RUNTIME_DIR"
-        assert f"{runtime_root} is not a directory of this user alone; {cure}" == str(caught.value)
-
-    def test_that_is_a_link_to_somebody_else_s_is_refused(
-        self, runtime_root: Path, tmp_path: Path
-    ) -> None:
-        runtime_root.symlink_to(tmp_path)
-        with pytest.raises(UsageError, match="is not a directory of this user alone"):
-            runtime_directory()
-
-    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-    def test_of_another_user_is_refused_and_the_store_says_so(
-        self, runtime_root: Path, tmp_path: Path
-    ) -> None:
-        runtime_root.mkdir(0o700)
-        os.chown(runtime_root, 65534, 65534)
-        database = SqliteDatabase(tmp_path / "some.db")
-        with pytest.raises(
-            StoreUnreachableError,
-            match="is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR",
-        ):
-            database.read(lambda _: None)
-        runtime_root.rmdir()
-        assert database.read(lambda _: True)
-        database.close()
-
     def test_is_below_the_temporary_one_when_none_is_set(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -355,6 +317,54 @@ class TestTheDirectory:
         with run_snippet(code) as child:
             assert "True True" == child.read_line()
             assert (0, "") == child.wait()
+
+
+class TestTheSocketOfADeadProcess:
+    """A process that starts to listen removes it, of whichever database."""
+
+    @staticmethod
+    def leave(path: Path) -> Path:
+        """A socket that no process has open."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+            left.bind(str(path))
+        return path
+
+    def test_is_removed_and_those_of_living_ones_stay(
+        self, wakeups: Callable[..., LocalNotifier], runtime_root: Path
+    ) -> None:
+        wakeups("living.db").listen("letters", Wakeup())
+        [living] = runtime_root.iterdir()
+        dead = self.leave(runtime_root / "0123456789ab-01234567")
+        other = self.leave(runtime_root / "of-another-kind")
+        listener = wakeups()
+        listener.listen("letters", Wakeup())
+        assert {living, other, Path(listener.socket_path)} == set(runtime_root.iterdir())
+        assert not dead.exists()
+
+    def test_is_not_taken_for_one_that_is_just_being_made(
+        self, wakeups: Callable[..., LocalNotifier], runtime_root: Path
+    ) -> None:
+        """A socket has its final name only once it is bound; before, its age decides."""
+        runtime_root.mkdir(0o700)
+        fresh = self.leave(runtime_root / "0123456789ab-01234567.new")
+        old = self.leave(runtime_root / "0123456789ab-76543210.new")
+        os.utime(old, (0, 0))
+        wakeups().listen("letters", Wakeup())
+        assert (True, False) == (fresh.exists(), old.exists())
+
+    def test_under_its_first_name_is_no_peer(self, tmp_path: Path) -> None:
+        (tmp_path / "x-1").touch()
+        (tmp_path / "x-2.new").touch()
+        assert [str(tmp_path / "x-1")] == PeerSockets(tmp_path, "x-").paths()
+
+
+def test_a_listener_whose_socket_was_removed_binds_another(
+    wakeups: Callable[..., LocalNotifier], runtime_root: Path
+) -> None:
+    listener = wakeups(wake_interval=0.01)
+    listener.listen("letters", Wakeup())
+    shutil.rmtree(runtime_root)
+    assert eventually(Path(listener.socket_path).is_socket)
 
 
 class TestTheListOfPeers:

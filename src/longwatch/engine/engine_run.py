@@ -26,7 +26,7 @@ from longwatch.errors import TryAgainError
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.periodic import Cadence, Periodic
-from longwatch.host.runtime_dir import runtime_directory
+from longwatch.host.runtime_dir import private_file_directory
 from longwatch.store.claims import RowSelection
 
 
@@ -271,4 +271,4 @@ def _register_owner(
 
 
 def _page_path(incarnation: Incarnation) -> Path:
-    return runtime_directory() / f"page-{incarnation.id}"
+    return private_file_directory() / f"page-{incarnation.id}"

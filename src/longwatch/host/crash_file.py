@@ -21,7 +21,7 @@ from pathlib import Path
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.errors import UsageError
 from longwatch.host.file_lock import open_locked, try_lock
-from longwatch.host.runtime_dir import runtime_directory
+from longwatch.host.runtime_dir import private_file_directory, runtime_directory
 
 CRASH_DIR_VARIABLE = "LONGWATCH_CRASH_DIR"
 """The variable that names the directory of crash files."""
@@ -120,10 +120,14 @@ class CrashFile:
 def crash_directory() -> Path:
     """Return the directory that the environment names, or one in the runtime directory.
 
-    Created with mode 0700 if it does not exist. Raises UsageError if that fails.
+    Created with mode 0700 if it does not exist. Raises UsageError if that fails. The temporary
+    directory if the runtime directory cannot be used.
     """
     configured = os.environ.get(CRASH_DIR_VARIABLE)
-    directory = Path(configured) if configured else runtime_directory() / "crashes"
+    try:
+        directory = Path(configured) if configured else runtime_directory() / "crashes"
+    except UsageError:
+        return private_file_directory()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -158,7 +162,9 @@ def _crash_files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
     with suppress(OSError):
         for path in directory.glob(f"*{_SUFFIX}"):
             with suppress(OSError):
-                yield path, path.stat()
+                found = path.lstat()
+                if found.st_uid == os.geteuid():  # the directory may be shared
+                    yield path, found
 
 
 def _remove_unlocked(path: Path) -> None:

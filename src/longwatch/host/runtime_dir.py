@@ -12,35 +12,70 @@ from longwatch.errors import UsageError
 
 _MAX_PATH_BYTES = 67
 """Longest path in bytes. The path of a socket has at most 107, and its name takes up to 40."""
+_SET_ANOTHER = "set XDG_RUNTIME_DIR to a directory of your own"
 
 
 def runtime_directory() -> Path:
     """Return the runtime directory of this user; creates it with mode 0700.
 
     It is below XDG_RUNTIME_DIR if that is set and usable, else below the temporary directory, or
-    below /tmp if that path is too long. Raises UsageError if it belongs to another user, or others
-    can read it.
+    below /tmp if that path is too long. Raises UsageError, with the cure, if another user could use
+    it or this user cannot.
     """
-    directory = _directory_path()
+    directory = runtime_directory_path()
     try:
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         found = directory.lstat()
     except OSError as error:
-        raise UsageError(
-            f"cannot create {directory} ({error.strerror}); set XDG_RUNTIME_DIR to a "
-            f"directory of your own"
-        ) from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UsageError(
-            f"{directory} is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR"
-        )
+        raise UsageError(f"cannot create {directory} ({error.strerror}); {_SET_ANOTHER}") from None
+    if problem := _find_problem(directory, found):
+        raise UsageError(f"{directory} {problem}, or {_SET_ANOTHER}")
     return directory
 
 
-def _directory_path() -> Path:
-    name = f"longwatch-{os.getuid()}"
+def runtime_directory_path() -> Path:
+    """Return where the runtime directory is or would be, whether it can be used or not."""
+    name = f"longwatch-{os.geteuid()}"
     configured = os.environ.get("XDG_RUNTIME_DIR", "")
-    base = configured if os.access(configured, os.W_OK | os.X_OK) else tempfile.gettempdir()
+    base = configured if _is_trusted(configured) else tempfile.gettempdir()
     directory = Path(base).absolute() / name
     return directory if len(os.fsencode(directory)) <= _MAX_PATH_BYTES else Path("/tmp") / name  # noqa: S108 - refused unless it belongs to this user
+
+
+def private_file_directory() -> Path:
+    """Return where a process makes a file under a random name, with O_EXCL and mode 0600.
+
+    It is the runtime directory, or the temporary directory if that cannot be used.
+    """
+    try:
+        return runtime_directory()
+    except UsageError:
+        return Path(tempfile.gettempdir())
+
+
+def _find_problem(directory: Path, found: os.stat_result) -> str:
+    """Why the directory cannot be used, and the first cure; empty if it can."""
+    if not stat.S_ISDIR(found.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a directory"
+        return f"is {kind}; remove it"
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, not to user {os.geteuid()}; have it removed"
+    if found.st_mode & 0o077:
+        return f"is open to other users (mode {found.st_mode & 0o777:o}); `chmod 700` it"
+    if not _is_writable(directory):
+        return f"is not writable (mode {found.st_mode & 0o777:o}); `chmod 700` it"
+    return ""
+
+
+def _is_trusted(base: str) -> bool:
+    """Whether XDG_RUNTIME_DIR can be used: not if it is left from another user, as below `sudo`."""
+    try:
+        owner = os.stat(base).st_uid  # noqa: PTH116 - it may be empty
+    except OSError:
+        return False
+    return owner in {0, os.geteuid()} and _is_writable(base)
+
+
+def _is_writable(directory: str | Path) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK, effective_ids=True)

@@ -34,7 +34,7 @@ from longwatch.errors import ShutdownTimeoutError, UsageError
 from longwatch.host.crash_file import CrashFile
 from longwatch.host.health_server import HealthServer
 from longwatch.host.parent_channel import ParentChannel
-from longwatch.host.runtime_dir import runtime_directory
+from longwatch.host.runtime_dir import private_file_directory
 from longwatch.host.sdnotify import SdNotifier
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.watchdog import BeatAge, Watchdog
@@ -184,7 +184,9 @@ class GroupRun:
         try:
             self._crash_file.open()
         except UsageError:
-            self._crash_file = CrashFile("group", directory=runtime_directory(), clock=self._clock)
+            self._crash_file = CrashFile(
+                "group", directory=private_file_directory(), clock=self._clock
+            )
             self._crash_file.open()
 
     def _start_health_server(self, undo: ExitStack, port: int) -> None:

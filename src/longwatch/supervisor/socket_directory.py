@@ -1,5 +1,10 @@
 """A directory of one supervisor for its sockets: short enough for their addresses, its owner's
 alone, gone when it is.
+
+A supervisor holds a lock on its directory for as long as it lives. The next supervisor that makes
+one removes those that are not locked: their supervisors were killed. A directory may be removed
+after it was made and before it was locked. Its maker notices that once it has the lock, and makes
+another.
 """
 
 from __future__ import annotations

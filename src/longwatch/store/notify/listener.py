@@ -86,7 +86,7 @@ class NotificationListener(ABC):
     connection_errors: ClassVar[tuple[type[Exception], ...]]
     """The errors of a failed connection, after which the thread connects again."""
     connects_in_caller: ClassVar[bool] = False
-    """Whether the first `listen` makes the first connection and raises its error."""
+    """Whether the first `listen` makes the first connection; the thread tries again if it fails."""
     linger: ClassVar[float | None] = None
     """Seconds for which an unused channel stays subscribed; None: connections receive every
     channel.
@@ -142,7 +142,7 @@ class NotificationListener(ABC):
             self._connection.abandon()
 
     def _start_thread(self) -> WakePipe:
-        connection = self._connection = self.connect() if self.connects_in_caller else None
+        connection = self._connection = self._connect_in_caller()
         pipe = WakePipe()
         thread = BackgroundThread(
             lambda: self._run(pipe, connection), name=self.thread_name, report_errors=True
@@ -158,6 +158,12 @@ class NotificationListener(ABC):
             ) from error
         self._pipe, self._thread = pipe, thread
         return pipe
+
+    def _connect_in_caller(self) -> NotifyConnection | None:
+        if self.connects_in_caller:
+            with suppress(*self.connection_errors):
+                return self.connect()
+        return None
 
     # --- in the thread ---
 

@@ -2,31 +2,65 @@
 
 A process that listens binds a datagram socket in a short per-user directory (an AF_UNIX path ends
 at 107 bytes). The socket's name is a hash of the database's path, then random digits. A process
-that has committed sends the channel names to every such socket without blocking. It skips a full
-socket and removes that of a dead process. Datagrams may get lost, so the listener also wakes its
-subscriptions once every wake interval.
+that has committed sends the channel names to every such socket without blocking, and skips a full
+one. Datagrams may get lost, so the listener also wakes its subscriptions once every wake interval.
+
+Invariants
+    1. A socket has its final name only after it is bound: it is bound under another name, made
+       0600 and renamed. A socket of that name that refuses a datagram is one whose process has
+       ended.
+    2. The sockets of dead processes are removed twice: a sender removes those of its database that
+       refuse a datagram, and a process that starts to listen removes those of all databases. The
+       kernel decides, not a process id, which means another process in another container.
+    3. A socket under its first name may still be on its way. It is removed only when it refuses
+       and is older than a minute.
+
+Failure cases
+    The directory cannot be used (it belongs to another user, for example): the process neither
+    sends nor receives datagrams and logs one warning. Its own commits wake its own subscriptions,
+    and the wake interval wakes them for the commits of others. The socket or its directory is
+    removed: the listener notices within a wake interval and binds a new socket.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from math import inf
 from pathlib import Path
 
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreUnreachableError, UsageError
-from longwatch.host.runtime_dir import runtime_directory
+from longwatch.host.runtime_dir import runtime_directory, runtime_directory_path
 from longwatch.store.database import Channels
 from longwatch.store.notify.listener import WAKE_INTERVAL, ChannelsToWake, NotificationListener
 
 MAX_DATAGRAM_BYTES = 4096
 """Bytes in one datagram."""
 _WAKE_ALL = b""
+_UNFINISHED = ".new"
+"""How the name of a socket ends until it is bound."""
+_UNFINISHED_SECONDS = 60.0
+_SOCKET_NAME = re.compile(rf"[0-9a-f]{{12}}-[0-9a-f]{{8}}({re.escape(_UNFINISHED)})?")
+
+
+@cache
+def _warn_of_polling(reason: str) -> None:
+    """Log, once a process, that other processes do not wake this one."""
+    import logging  # noqa: PLC0415 - rarely needed, and `longwatch up` starts sooner without it
+
+    logging.getLogger("longwatch.store").warning(
+        "messages of other processes are found by polling, once every %g s: %s",
+        WAKE_INTERVAL,
+        reason,
+    )
 
 
 class DatagramSocket:
@@ -34,12 +68,16 @@ class DatagramSocket:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
+        unfinished = self._path.with_suffix(_UNFINISHED)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            self._socket.bind(path)
-            self._path.chmod(0o600)
+            self._socket.bind(str(unfinished))
+            unfinished.chmod(0o600)
+            unfinished.rename(self._path)
         except OSError as error:
             self._socket.close()
+            with suppress(OSError):
+                unfinished.unlink()
             raise StoreUnreachableError(
                 f"cannot bind the notification socket {path} ({error}); check its directory"
             ) from error
@@ -59,7 +97,8 @@ class DatagramSocket:
         return ()
 
     def check_alive(self) -> None:
-        """Does nothing: a local socket has no server that could be gone."""
+        """Raise OSError if the socket's file was removed: no sender finds it then."""
+        self._path.lstat()
 
     def close(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -81,7 +120,37 @@ class DatagramListener(NotificationListener):
         self._path = path
 
     def connect(self) -> DatagramSocket:
-        return DatagramSocket(self._path)
+        try:
+            remove_dead_sockets(runtime_directory())
+            return DatagramSocket(self._path)
+        except (UsageError, StoreUnreachableError) as error:
+            _warn_of_polling(str(error))
+            raise StoreUnreachableError(str(error)) from error
+
+
+def remove_dead_sockets(directory: Path) -> None:
+    """Remove the notification sockets of ended processes, of whichever database."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if _SOCKET_NAME.fullmatch(entry.name) and _is_dead(entry):
+                with suppress(OSError):
+                    Path(entry.path).unlink()
+
+
+def _is_dead(entry: os.DirEntry[str]) -> bool:
+    """Whether no process has the socket open; False for one that is just being made."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            found = entry.stat(follow_symlinks=False)
+            probe.connect(entry.path)
+        except ConnectionRefusedError:
+            age = time.time() - found.st_mtime
+            return stat.S_ISSOCK(found.st_mode) and (
+                not entry.name.endswith(_UNFINISHED) or age > _UNFINISHED_SECONDS
+            )
+        except OSError:
+            return False
+    return False
 
 
 _MTIME_RESOLUTION = 0.05
@@ -126,18 +195,28 @@ class PeerSockets:
     def _list(self) -> None:
         now = self._now()
         with suppress(OSError), os.scandir(self._directory) as entries:
-            self._paths = [entry.path for entry in entries if entry.name.startswith(self._prefix)]
+            self._paths = [
+                entry.path
+                for entry in entries
+                if entry.name.startswith(self._prefix) and not entry.name.endswith(_UNFINISHED)
+            ]
             self._is_current = now - self._mtime_seen_at > _MTIME_RESOLUTION
+
+
+def _directory_problem() -> str:
+    """Why the runtime directory cannot be used; empty if it can."""
+    try:
+        runtime_directory()
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 class LocalNotifier:
     """Notifies the processes that use one database, and listens for this one."""
 
     def __init__(self, database_path: Path, *, wake_interval: float = WAKE_INTERVAL) -> None:
-        try:
-            directory = runtime_directory()
-        except UsageError as error:
-            raise StoreUnreachableError(str(error)) from error
+        directory, self._problem = runtime_directory_path(), _directory_problem()
         prefix = hashlib.sha256(str(database_path.resolve()).encode()).hexdigest()[:12]
         self.socket_path = str(directory / f"{prefix}-{os.urandom(4).hex()}")
         self.listener = DatagramListener(self.socket_path, wake_interval=wake_interval)
@@ -147,10 +226,12 @@ class LocalNotifier:
     def notify(self, channels: Iterable[str]) -> None:
         """Notify every subscription to one of these channels. Not thread-safe."""
         names = tuple(channels)
-        message = "\n".join(names).encode()
-        for path in self._peers.paths():
-            if path != self.socket_path:
-                self._send(path, message if len(message) <= MAX_DATAGRAM_BYTES else _WAKE_ALL)
+        if self._problem:
+            self._problem = _directory_problem()
+        if self._problem:
+            _warn_of_polling(self._problem)
+        else:
+            self._notify_peers("\n".join(names).encode())
         self.listener.subscriptions.wake(names)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
@@ -165,6 +246,11 @@ class LocalNotifier:
         """In a forked child: close the copies of the parent's sockets."""
         self._sender.close()
         self.listener.abandon()
+
+    def _notify_peers(self, message: bytes) -> None:
+        for path in self._peers.paths():
+            if path != self.socket_path:
+                self._send(path, message if len(message) <= MAX_DATAGRAM_BYTES else _WAKE_ALL)
 
     def _send(self, path: str, message: bytes) -> None:
         try:

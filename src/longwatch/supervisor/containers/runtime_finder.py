@@ -8,16 +8,15 @@ started again.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import mkdtemp
 
 from longwatch.errors import RuntimeUnreachableError, UsageError
 from longwatch.host.runtime_dir import runtime_directory
 from longwatch.supervisor.containers.engine_api import EngineApi
 from longwatch.supervisor.containers.runtime import ContainerRuntime
 from longwatch.supervisor.containers.runtime_detection import DetectedRuntime, detect_runtime
+from longwatch.supervisor.socket_directory import SocketDirectory
 
 
 class RuntimeFinder:
@@ -31,7 +30,7 @@ class RuntimeFinder:
         self._runtime = runtime
         self._environ = os.environ if environ is None else environ
         self._found = DetectedRuntime()
-        self._directory: Path | None = None
+        self._directory: SocketDirectory | None = None
         self._socket_path: str | None = None
         """Where the runtime answered first; None before that, and for a service of our own."""
         self._is_own = False
@@ -71,13 +70,13 @@ class RuntimeFinder:
         await self._found.close()
         self._found = DetectedRuntime()
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.close()
             self._directory = None
 
     def _socket_directory(self) -> Path:
         if self._directory is None:
-            self._directory = Path(mkdtemp(prefix="c-", dir=runtime_directory()))
-        return self._directory
+            self._directory = SocketDirectory.create()
+        return self._directory.path
 
 
 def _config_directory() -> Path:
