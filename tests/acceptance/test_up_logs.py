@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from polling import eventually
-from run_process import TIMEOUT, PipeLines, start_process
-from up_process import NO_BACKOFF, SLEEPER, UpProcess, sh, start_up
+from run_process import TIMEOUT, PipeLines, run_longwatch, start_process
+from up_process import NO_BACKOFF, SLEEPER, UpProcess, sh, start_up, write_config
 
 SAYS_TWO = "echo one; echo two >&2; exec sleep 1000"
 COUNTS = "n=0; while :; do n=$((n + 1)); echo line $n; sleep 0.02; done"
@@ -190,3 +192,39 @@ def test_events_tells_what_happened_to_a_program_and_goes_on_telling(
         record["event"] for record in told if record.get("program") == "a"
     ]
     assert ["b"] not in [record.get("programs") for record in told]
+
+
+def test_a_link_in_place_of_a_log_is_refused_at_the_start_and_left_out_later(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """While the supervisor runs it drops the lines of that file with one warning."""
+    talks = sh("while :; do echo hello; sleep 0.02; done")
+    victim = tmp_path / "victim"
+    with start_up(longwatch_bin, tmp_path, {"a": talks}) as run:
+        log = run.logs / "a.log"
+        assert eventually(lambda: log.exists() and log.stat().st_size > 0)
+        (tmp_path / "link").symlink_to(victim)
+        (tmp_path / "link").replace(log)
+        failed = run.wait_for_event("log_file_failed")
+        assert ("a.log", "it is a symbolic link") == (Path(failed["path"]).name, failed["reason"])
+        for _ in range(20):
+            assert b"a | hello\n" == run.out.next_line(time.monotonic() + TIMEOUT)
+        assert run.status("a")["up"]
+        run.stop_cleanly()
+    assert 1 == len(run.events("log_file_failed"))
+    assert not victim.exists()
+    refused = run.run_command("up")
+    assert 2 == refused.returncode
+    assert refused.stderr.splitlines()[-1].startswith("longwatch: cannot write the log ")
+
+
+@pytest.mark.parametrize("command", [("up",), ("run", "--", "true")])
+def test_a_state_directory_that_every_user_can_write_to_is_refused(
+    longwatch_bin: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    write_config(tmp_path, {"a": SLEEPER})
+    (tmp_path / ".longwatch").mkdir()
+    (tmp_path / ".longwatch").chmod(0o1777)
+    refused = run_longwatch(longwatch_bin, tmp_path, *command)
+    [line] = refused.stderr.splitlines()
+    assert (2, True) == (refused.returncode, "can be written to by every user" in line)

@@ -16,7 +16,11 @@ from longwatch.config.settings import LogSettings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import LogFileStalled, SettingsLoaded
+<<<<<<< HEAD
 from longwatch.core.fake_clock import FakeClock
+=======
+from longwatch.errors import UsageError
+>>>>>>> dc71842 (Refuse state directories that every user can write to, and links in place of logs)
 from longwatch.host.nonblocking_writer import PutResult
 from longwatch.observe.logfile import LogFile
 from longwatch.supervisor.plan import OutputPolicy
@@ -104,6 +108,7 @@ def test_files_of_programs_share_one_thread_and_have_a_buffer_each(
     assert 0 < console.dropped_lines
 
 
+<<<<<<< HEAD
 def test_a_fault_that_workers_repeat_is_counted_on_the_console_and_whole_in_their_logs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,3 +141,30 @@ def test_what_a_program_writes_is_shown_however_often_it_repeats(
         assert isinstance(stream, Tee)
         stream.write(lines)
     assert lines.decode() == capfd.readouterr().out
+=======
+def test_a_log_that_cannot_be_opened_while_we_run_is_left_out_and_reported_once(
+    console: Console, tmp_path: Path
+) -> None:
+    """A program that comes later keeps its output on the console; nothing fails."""
+    failed: list[tuple[Path, str]] = []
+    console.on_log_failed = lambda path, reason: failed.append((path, reason))
+    link = tmp_path / "logs" / "late.log"
+    link.symlink_to(tmp_path / "elsewhere")
+    for _ in range(2):
+        sink = console.tagged_streams("late", POLICY, tag="").stdout
+        sink.write(b"hello\n")  # type: ignore[union-attr]
+    [(path, reason)] = failed
+    assert link == path
+    assert reason.startswith(f"cannot write the log {link}: it is a symbolic link; remove it")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_log_that_cannot_be_opened_at_the_start_is_refused(
+    console: Console, tmp_path: Path
+) -> None:
+    (tmp_path / "logs" / "web.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="it is a symbolic link"):
+        console.open_program_log("web", POLICY)
+    with pytest.raises(UsageError, match="it is a symbolic link"):
+        console.passthrough_streams("web", LogSettings())
+>>>>>>> dc71842 (Refuse state directories that every user can write to, and links in place of logs)

@@ -306,3 +306,53 @@ def test_a_notice_that_fails_costs_no_line(tmp_path: Path) -> None:
     assert log.write(LINE)
     assert LINE == path.read_bytes()
     log.close()
+
+
+def test_a_symbolic_link_is_not_followed_at_the_start(tmp_path: Path) -> None:
+    """Another user may have put it there, and a supervisor of root would write to its target."""
+    link = tmp_path / "x.log"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError) as refused:
+        LogFile(link)
+    assert (
+        f"cannot write the log {link}: it is a symbolic link; remove it, or choose another "
+        f"directory with --state-dir"
+    ) == str(refused.value)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_link_that_takes_the_place_of_an_open_log_gets_no_lines_and_is_reported_once(
+    tmp_path: Path,
+) -> None:
+    path, elsewhere, reasons = tmp_path / "x.log", tmp_path / "elsewhere", list[str]()
+    log = LogFile(path, on_failed=reasons.append)
+    assert log.write(b"first\n")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    assert [False, False] == [log.write(b"second\n"), log.write(b"third\n")]
+    assert (["it is a symbolic link"], 2) == (reasons, log.dropped)
+    path.unlink()
+    assert log.write(b"fourth\n")
+    path.unlink()
+    path.symlink_to(elsewhere)
+    assert not log.write(b"fifth\n")
+    assert 2 == len(reasons)
+    log.close()
+    assert not log.write(b"sixth\n")
+    assert 2 == len(reasons)
+    assert b"first\n" == elsewhere.read_bytes()
+
+
+def test_rotation_moves_links_and_follows_none(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "x.log", tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"theirs\n")
+    for number in (1, 2):
+        path.with_name(f"x.log.{number}").symlink_to(elsewhere)
+    log = LogFile(path, max_bytes=10, keep=2)
+    for line in (b"first--\n", b"second-\n", b"third--\n"):
+        assert log.write(line)
+    log.close()
+    assert b"theirs\n" == elsewhere.read_bytes()
+    assert [b"third--\n", b"second-\n", b"first--\n"] == [
+        path.with_name(name).read_bytes() for name in ("x.log", "x.log.1", "x.log.2")
+    ]

@@ -29,6 +29,7 @@ from longwatch.observe.log_format import to_json, to_pretty, wants_colour
 from longwatch.observe.logfile import SUPERVISOR_LOG, DroppedLine, LogFile
 from longwatch.observe.repeats import RepeatFilter
 from longwatch.supervisor.plan import OutputPolicy
+from longwatch.supervisor.state_directory import require_trusted
 from longwatch.supervisor.target_factory import Streams
 
 
@@ -116,6 +117,10 @@ class Console:
         """Called with a log file's path and its capacity each time that its buffer begins to drop
         lines, because the disk takes none.
         """
+        self.on_log_failed: Callable[[Path, str], None] = lambda _path, _reason: None
+        """Called with a log file's path and the reason each time that it begins to take no lines,
+        because it cannot be written or opened again.
+        """
         self._state = state
         self._file_thread = WriterThread("longwatch-logfiles")
         self._own_log = self._open_log(log, SUPERVISOR_LOG, dropped_lines_record(clock=clock))
@@ -125,6 +130,8 @@ class Console:
         self._repeats = (
             RepeatFilter(clock=clock, on_counting=self._start_summaries) if is_pretty(log) else None
         )
+        self._failed_logs: set[str] = set()
+        """Programs whose log file could not be opened while the supervisor ran."""
         sinks = [
             LogSink(
                 writer=self.err if self._repeats is None else self._repeats.stream(self.err.write),
@@ -139,7 +146,9 @@ class Console:
 
     def passthrough_streams(self, name: str, log: LogFileSettings) -> Streams:
         """Streams of the only program: our own input, and its output as if it were ours."""
-        file = self._program_log(name, OutputPolicy(max_bytes=log.max_bytes, keep=log.keep))
+        output = OutputPolicy(max_bytes=log.max_bytes, keep=log.keep)
+        self.open_program_log(name, output)
+        file = self._program_log(name, output)
         return Streams(0, Tee(file, self.out), Tee(file, self.err))
 
     def tagged_streams(
@@ -147,7 +156,8 @@ class Console:
     ) -> Streams:
         """Streams of one program among several: no input, and one way out for all it says, in
         its order. Faults that a worker process repeats are counted on the console. Blocks on the
-        disk unless `open_program_log` has opened its file before.
+        disk unless `open_program_log` has opened its file before. Without a file, after a call of
+        `on_log_failed`, if that cannot be opened.
         """
         file = self._program_log(name, output)
         repeats = self._repeats if is_worker else None
@@ -163,7 +173,12 @@ class Console:
 
     def _program_log(self, name: str, output: OutputPolicy) -> NonblockingWriter | None:
         """The program's log file; a later call has it follow other wishes."""
-        self.open_program_log(name, output)
+        try:
+            self.open_program_log(name, output)
+        except UsageError as error:
+            if name not in self._failed_logs:
+                self._failed_logs.add(name)
+                self.on_log_failed(self._log_path(name), str(error))
         if (known := self._program_logs.get(name)) is None:
             return None
         known.file.max_bytes, known.file.keep = output.max_bytes, output.keep
@@ -220,14 +235,24 @@ class Console:
     ) -> _OpenLog | None:
         if self._state is None:
             return None
-        path = self._state / "logs" / f"{name}.log"
-        file = LogFile(path, max_bytes=log.max_bytes, keep=log.keep, dropped_line=dropped_line)
+        path = self._log_path(name)
+        file = LogFile(
+            path,
+            max_bytes=log.max_bytes,
+            keep=log.keep,
+            dropped_line=dropped_line,
+            on_failed=lambda reason: self.on_log_failed(path, reason),
+        )
         writer = NonblockingWriter(
             file,
             thread=self._file_thread,
             on_full=lambda: self.on_log_stalled(path, writer.capacity),
         )
         return _OpenLog(file, writer)
+
+    def _log_path(self, name: str) -> Path:
+        assert self._state is not None
+        return self._state / "logs" / f"{name}.log"
 
 
 def fill_standard_streams() -> None:
@@ -243,13 +268,13 @@ def fill_standard_streams() -> None:
 
 def make_state_directory(state: Path) -> None:
     """Make it for its owner alone, and keep it out of version control; UsageError if that cannot
-    be.
+    be, or if any other user can write to it.
     """
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignore = state / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        require_trusted(state)
+        with suppress(FileExistsError), (state / ".gitignore").open("x") as ignore:
+            ignore.write("*\n")
     except OSError as error:
         raise UsageError(
             f"cannot write to the state directory {str(state)!r} "

@@ -29,8 +29,9 @@ from longwatch.config.settings import LogSettings
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
 from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Events
-from longwatch.errors import LongwatchError, NeedsOperatorError, TryAgainError
+from longwatch.errors import LongwatchError, NeedsOperatorError, TryAgainError, UsageError
 from longwatch.evals.dataset import Dataset
 from longwatch.evals.report import EvalReport
 from longwatch.host.shutdown import ShutdownCoordinator
@@ -311,7 +312,14 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _open_log(log: Path) -> Iterator[int]:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(log, flags, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the log {log} ({os_reason(error)}); remove it, or give another "
+            f"--state-dir"
+        ) from None
     try:
         yield descriptor
     finally:

@@ -19,6 +19,7 @@ from longwatch.app.console import Console
 from longwatch.core.events.base import Events
 from longwatch.core.events.programs import OutputDropped
 from longwatch.core.events.supervisor import (
+    LogFileFailed,
     LogFileStalled,
     SettingsLoaded,
     SignalReceived,
@@ -107,6 +108,7 @@ class Foreground(ProgramListener):
         self.events = supervisor.events
         supervisor.add_listener(self)
         console.on_log_stalled = self._report_stalled
+        console.on_log_failed = self._report_failed
         self._stop_policy_for = stop_policy_for
         self._forwards_signals = forwards_signals
         self._on_hangup = on_hangup
@@ -180,6 +182,9 @@ class Foreground(ProgramListener):
 
     def _report_stalled(self, path: Path, buffered: int) -> None:
         self.events.emit(LogFileStalled(path=str(path), buffered=buffered))
+
+    def _report_failed(self, path: Path, reason: str) -> None:
+        self.events.emit(LogFileFailed(path=str(path), reason=reason))
 
     def _report_dropped(self, program: str) -> None:
         """Emit how many lines were dropped since the last report. With several programs the lines

@@ -50,8 +50,11 @@ class LogTail:
             return
         yield from _lines_backward(self._descriptor, self._end)
         for path in _rotated_files(self.path)[1:]:
-            with suppress(OSError), path.open("rb", buffering=0) as file:
-                yield from _lines_backward(file.fileno(), _end_of_lines(file.fileno()))
+            if (descriptor := _open_log(path)) >= 0:
+                try:
+                    yield from _lines_backward(descriptor, _end_of_lines(descriptor))
+                finally:
+                    os.close(descriptor)
 
     def read_new(self) -> Iterator[bytes]:
         """The lines that were appended since."""
@@ -241,9 +244,9 @@ def _log_path(state: Path, name: str) -> Path:
 
 
 def _open_log(path: Path) -> int:
-    """A descriptor to read it with; -1 if it cannot be read."""
+    """A descriptor to read it with; -1 if it cannot be read, or is a symbolic link."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return -1
 

@@ -24,7 +24,7 @@ from longwatch.config.discovery import LoadedConfig, load_config
 from longwatch.config.settings import RUNNER_PROGRAM, masked_settings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
-from longwatch.errors import ConfigError, Fault
+from longwatch.errors import ConfigError, Fault, UsageError
 from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.supervisor import Supervisor
@@ -191,7 +191,8 @@ class _ConfigFile:
         """
         agents = self._containers.agents(taken={*self._file_plans})
         planned = [*self._file_plans.values(), *agents.values()]
-        self.open_logs(planned)
+        with suppress(UsageError):  # `streams` does without a file then, and reports it
+            self.open_logs(planned)
         return planned
 
     def container_host(self) -> ContainerHost:
@@ -308,5 +309,5 @@ def _delete_old_logs(loaded: LoadedConfig, known: Collection[str]) -> None:
         if path.name.partition(".log")[0] in {*known, SUPERVISOR_LOG}:
             continue
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > days * DAY:
+            if time.time() - path.lstat().st_mtime > days * DAY:
                 path.unlink()

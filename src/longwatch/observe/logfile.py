@@ -4,7 +4,7 @@ Every write is one append of whole lines. Before it the file is looked at by its
 or another one stands there (deleted, rotated by someone else), it is opened anew; if it would grow
 past its size, it is rotated (`x.log` → `x.log.1` → …). A write that the disk refuses leaves no torn
 line behind; the lines are counted, and the first write that succeeds again says how many are
-missing.
+missing. A symbolic link at the name is never followed: another user may have put it there.
 
 A write blocks for as long as the disk does. In a process that must not wait for a disk a
 `NonblockingWriter` stands in front of the file, and rotation is the work of its thread too.
@@ -12,6 +12,7 @@ A write blocks for as long as the disk does. In a process that must not wait for
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -28,8 +29,8 @@ SUPERVISOR_LOG = "watchdog"
 
 DroppedLine = Callable[[int], bytes]
 _FLAGS = (
-    os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-)  # or a FIFO there would block the open
+    os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # the last, or a FIFO there would block the open
 
 
 class LogFile:
@@ -37,7 +38,8 @@ class LogFile:
 
     The file is opened at once, so that a wrong place is found at the start: UsageError. From then
     on nothing raises. `dropped_line` makes the line that says, once the disk takes lines again, how
-    many were dropped. Any thread may call any method. It is a `LineTarget`.
+    many were dropped. `on_failed` gets the reason, once each time that lines begin to be dropped.
+    Any thread may call any method. It is a `LineTarget`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class LogFile:
         max_bytes: int = 10 << 20,
         keep: int = 5,
         dropped_line: DroppedLine | None = None,
+        on_failed: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self.path = path
         self.max_bytes = max_bytes
@@ -55,6 +58,8 @@ class LogFile:
         """Lines that were given to `write` and are not in the file."""
         self._dropped_line = dropped_line
         self._unreported = 0
+        self._on_failed = on_failed
+        self._is_failing = False
         self._lock = threading.Lock()
         try:
             self._fd = _open(path)
@@ -76,11 +81,15 @@ class LogFile:
         """Append whole lines, and count those that were dropped before them."""
         with self._lock:
             self._count_dropped(skipped)
+            reason = "the disk takes no more"
             try:
                 lost = self._append(chunk)
-            except OSError:
-                lost = chunk
+            except OSError as error:
+                lost, reason = chunk, _reason(error)
             self._count_dropped(count_lines(lost))
+            failed_before, self._is_failing = self._is_failing, bool(lost)
+        if lost and not failed_before and self.is_open:
+            self._on_failed(reason)
         return PutResult(len(chunk) - len(lost))
 
     @property
@@ -120,7 +129,7 @@ class LogFile:
     def _size_by_name(self) -> int | None:
         """The size of our file; None if it no longer stands at its path."""
         try:
-            there, ours = self.path.stat(), os.fstat(self._fd)
+            there, ours = self.path.lstat(), os.fstat(self._fd)
         except FileNotFoundError:
             return None
         return there.st_size if os.path.samestat(there, ours) else None
@@ -200,6 +209,13 @@ def _ends_torn(fd: int) -> bool:
 
 
 def _open_error(path: Path, error: OSError) -> str:
-    reason = "not a directory" if isinstance(error, FileExistsError) else os_reason(error)
     cure = "choose a directory you may write to with --state-dir (`off`: no files)"
-    return f"cannot write the log {path}: {reason}; {cure}"
+    if error.errno == errno.ELOOP:
+        cure = "remove it, or choose another directory with --state-dir"
+    return f"cannot write the log {path}: {_reason(error)}; {cure}"
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileExistsError):
+        return "not a directory"
+    return "it is a symbolic link" if error.errno == errno.ELOOP else os_reason(error)

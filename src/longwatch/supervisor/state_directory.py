@@ -4,6 +4,8 @@ reach it.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +14,15 @@ from typing import Any
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Events
+from longwatch.errors import UsageError
 from longwatch.supervisor.control import ControlServer
 from longwatch.supervisor.ledger import ProgramLedger
 from longwatch.supervisor.program_record import ProgramRecord
 from longwatch.supervisor.supervisor_lock import SupervisorLock
 
 LEDGER_FILE = "supervisor.db"
+_DIRECTORIES = ("logs", "crashes", "evals")
+"""Directories below the state directory in which we write files."""
 
 RequestHandler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -40,6 +45,7 @@ class StateDirectory:
         """Claim the directory, made if it is new, and read what is remembered."""
         with suppress(OSError):  # the claim tells
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_trusted(self.path)
         self._lock = SupervisorLock.acquire(self.path)
         ledger = ProgramLedger(self.path / LEDGER_FILE, clock=self._clock, events=self._events)
         records = ledger.load(forget_after=forget_after, known=known)
@@ -79,3 +85,31 @@ class StateDirectory:
             self._lock.release()
             self._lock = None
         return True
+
+
+def require_trusted(state_dir: Path) -> None:
+    """Raise UsageError if any other user can put files into the state directory.
+
+    The sticky bit does not help: it lets others make a lock file, a ledger or a log before we do.
+    A symbolic link is followed only if this user or root made it.
+    """
+    for path in (state_dir, *(state_dir / name for name in _DIRECTORIES)):
+        if problem := _find_problem(path):
+            raise UsageError(
+                f"the state directory is not safe: {path} {problem}, or give another --state-dir, "
+                f"such as a new directory below it"
+            )
+
+
+def _find_problem(path: Path) -> str:
+    """Why the directory is not safe, and a cure; empty if it is, or is not there."""
+    try:
+        entry, found = path.lstat(), path.stat()
+    except OSError:
+        return ""  # found out where it is used
+    if stat.S_ISLNK(entry.st_mode) and entry.st_uid not in {0, os.geteuid()}:
+        return f"is a symbolic link of user {entry.st_uid}; replace it by a directory"
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH:
+        mode = stat.S_IMODE(found.st_mode)
+        return f"can be written to by every user (mode {mode:o}); `chmod o-w` it"
+    return ""

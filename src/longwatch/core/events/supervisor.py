@@ -114,6 +114,18 @@ class ControlCommandFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogFileFailed(Event):
+    """A log file cannot be written, or not be opened again, and its lines are dropped until it can.
+    Emitted once each time.
+    """
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogFileStalled(Event):
     """The disk accepts no lines of a log file, and its buffer of `buffered` bytes is full.
 
