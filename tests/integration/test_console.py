@@ -16,11 +16,8 @@ from longwatch.config.settings import LogSettings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import LogFileStalled, SettingsLoaded
-<<<<<<< HEAD
 from longwatch.core.fake_clock import FakeClock
-=======
 from longwatch.errors import UsageError
->>>>>>> dc71842 (Refuse state directories that every user can write to, and links in place of logs)
 from longwatch.host.nonblocking_writer import PutResult
 from longwatch.observe.logfile import LogFile
 from longwatch.supervisor.plan import OutputPolicy
@@ -108,7 +105,6 @@ def test_files_of_programs_share_one_thread_and_have_a_buffer_each(
     assert 0 < console.dropped_lines
 
 
-<<<<<<< HEAD
 def test_a_fault_that_workers_repeat_is_counted_on_the_console_and_whole_in_their_logs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +137,6 @@ def test_what_a_program_writes_is_shown_however_often_it_repeats(
         assert isinstance(stream, Tee)
         stream.write(lines)
     assert lines.decode() == capfd.readouterr().out
-=======
 def test_a_log_that_cannot_be_opened_while_we_run_is_left_out_and_reported_once(
     console: Console, tmp_path: Path
 ) -> None:
@@ -167,4 +162,3 @@ def test_a_log_that_cannot_be_opened_at_the_start_is_refused(
         console.open_program_log("web", POLICY)
     with pytest.raises(UsageError, match="it is a symbolic link"):
         console.passthrough_streams("web", LogSettings())
->>>>>>> dc71842 (Refuse state directories that every user can write to, and links in place of logs)

@@ -107,3 +107,21 @@ def test_it_is_drained_when_neither_is_congested_any_more() -> None:
     targets[1].free.set()
     assert drained.wait(TIMEOUT)
     close(*writers)
+
+
+def test_a_terminal_gets_escapes_and_the_file_the_bytes_as_they_were_written() -> None:
+    targets = Target(), Target()
+    file, console = map(NonblockingWriter, targets)
+    written = b" 10%\r100%\n\x1b[2Jcleared\n\x1b[32mgreen\n\n"
+    Tee(file, console, tag="a | ", is_terminal=True).write(written)
+    close(file, console)
+    assert written == targets[0].data
+    assert b"a | 100%\na | \\x1b[2Jcleared\na | \x1b[32mgreen\x1b[0m\na | \n" == targets[1].data
+
+
+def test_a_pipe_gets_the_bytes_as_they_were_written_behind_the_tag() -> None:
+    target = Target()
+    console = NonblockingWriter(target)
+    Tee(None, console, tag="a | ").write(b" 10%\r100%\n\x1b[2J\n")
+    close(console)
+    assert b"a |  10%\r100%\na | \x1b[2J\n" == target.data

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,8 @@ from longwatch.core.sanitize import (
     printable,
     sanitize,
     shorten,
+    terminal_line,
+    terminal_text,
 )
 
 any_text = st.text(st.characters(codec=None))
@@ -71,3 +76,40 @@ def test_control_characters_are_escaped_and_a_long_line_is_cut(
 
 def test_a_shortened_text_says_how_much_is_missing() -> None:
     assert ("abc", "ab… (1 more characters)") == (shorten("abc", 3), shorten("abc", 2))
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"plain\ttext", b"plain\ttext"),
+        ("wörter \u3000 👩\u200d💻".encode(), "wörter \u3000 👩\u200d💻".encode()),
+        (b"\x1b[2J\x1b]0;title\x07", b"\\x1b[2J\\x1b]0;title\\x07"),
+        (b"bell\x07 back\x08 del\x7f nul\x00", b"bell\\x07 back\\x08 del\\x7f nul\\x00"),
+        ("c1 \x9b2J".encode(), b"c1 \\x9b2J"),
+        (b"wrong byte \x9b2J", b"wrong byte \\x9b2J"),
+        ("sep\u2028\u2029 bidi\u202e\u2066".encode(), b"sep\\u2028\\u2029 bidi\\u202e\\u2066"),
+        (b"\x1b[1;31mred", b"\x1b[1;31mred\x1b[0m"),
+        (b"\x1b[38:5:208mhot\x1b[0m cold", b"\x1b[38:5:208mhot\x1b[0m cold\x1b[0m"),
+        (b"\x1b[31;\x1b[31K", b"\\x1b[31;\\x1b[31K"),
+        (b"windows\r", b"windows"),
+        (b" 10%\r 50%\r100%", b"100%"),
+        (b" 10%\r 50%\r100%\r", b"100%"),
+        (b"\r", b""),
+    ],
+)
+def test_a_line_of_a_program_moves_no_cursor_and_ends_its_colours(
+    line: bytes, shown: bytes
+) -> None:
+    assert shown == terminal_line(line)
+
+
+@given(line=st.binary().filter(lambda line: b"\n" not in line))
+def test_no_line_of_a_program_controls_a_terminal_but_by_colours(line: bytes) -> None:
+    shown = terminal_line(line).decode()
+    plain = re.sub("\x1b\\[[0-9;:]*m", "", shown).replace("\t", "")
+    assert not [char for char in plain if unicodedata.category(char) in {"Cc", "Zl", "Zp", "Cs"}]
+    assert "\x1b" not in shown or shown.endswith("\x1b[0m")
+
+
+def test_each_line_of_a_text_is_shown_for_itself() -> None:
+    assert b"b\n\\x07\n" == terminal_text(b"a\rb\n\x07\n")

@@ -20,6 +20,7 @@ from longwatch.config.tables import LogFileSettings
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Level
+from longwatch.core.sanitize import terminal_line
 from longwatch.errors import UsageError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.nonblocking_writer import NonblockingWriter, flush_all
@@ -39,8 +40,9 @@ class Tee:
 
     Both set the pace: it is congested while one of them is. Either may give up and drop lines
     without harm to the other. With a `tag` every line of the console begins with it, so that each
-    line names its program. With `repeats` the console does not show faults that repeat; the file
-    has every line.
+    line names its program. With `repeats` the console does not show faults that repeat. On a
+    terminal control characters are escaped (`terminal_line`). The file has the bytes as they were
+    written.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class Tee:
         *,
         tag: str = "",
         repeats: RepeatFilter | None = None,
+        is_terminal: bool = False,
     ) -> None:
         self._file = file
         self._console = console
         self._repeats = None if repeats is None else repeats.stream(self._write_console)
         self._writers = [writer for writer in (file, console) if writer is not None]
         self._tag = tag.encode()
+        self._is_terminal = is_terminal
 
     def write(self, data: bytes) -> bool:
         kept = self._file is None or self._file.write(data)
@@ -78,14 +82,16 @@ class Tee:
             writer.give_up()
 
     def _write_console(self, data: bytes) -> bool:
-        return self._console is None or not data or self._console.write(self._tagged(data))
+        return self._console is None or not data or self._console.write(self._shown(data))
 
-    def _tagged(self, data: bytes) -> bytes:
-        return (
-            b"".join(self._tag + line for line in data.splitlines(keepends=True))
-            if self._tag
-            else data
-        )
+    def _shown(self, data: bytes) -> bytes:
+        """Whole lines as the console gets them."""
+        if not self._tag and not self._is_terminal:
+            return data
+        lines = data.split(b"\n")[:-1]
+        if self._is_terminal:
+            lines = list(map(terminal_line, lines))
+        return b"".join(self._tag + line + b"\n" for line in lines)
 
 
 class _OpenLog(NamedTuple):
@@ -149,7 +155,11 @@ class Console:
         output = OutputPolicy(max_bytes=log.max_bytes, keep=log.keep)
         self.open_program_log(name, output)
         file = self._program_log(name, output)
-        return Streams(0, Tee(file, self.out), Tee(file, self.err))
+        return Streams(
+            0,
+            Tee(file, self.out, is_terminal=os.isatty(1)),
+            Tee(file, self.err, is_terminal=os.isatty(2)),
+        )
 
     def tagged_streams(
         self, name: str, output: OutputPolicy, *, tag: str, is_worker: bool = False
@@ -161,7 +171,8 @@ class Console:
         """
         file = self._program_log(name, output)
         repeats = self._repeats if is_worker else None
-        tee = Tee(file, self.out if output.console else None, tag=tag, repeats=repeats)
+        console = self.out if output.console else None
+        tee = Tee(file, console, tag=tag, repeats=repeats, is_terminal=os.isatty(1))
         return Streams(None, tee, tee)
 
     def open_program_log(self, name: str, output: OutputPolicy) -> None:

@@ -18,6 +18,7 @@ from longwatch.cli import output
 from longwatch.cli.option_values import duration, whole_number
 from longwatch.cli.options import Json, valid_text
 from longwatch.cli.status_table import status_line, status_table
+from longwatch.core.sanitize import terminal_line
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -177,10 +178,11 @@ def logs(
     config: Config = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Show what programs have written last, as they wrote it.
+    """Show what programs have written last.
 
     The files are read directly, also when no supervisor runs. With several
-    programs each line begins with the name of its own.
+    programs each line begins with the name of its own. On a terminal control
+    characters are escaped, elsewhere lines are as they were written.
     """
     from longwatch.app.log_reader import ProgramLogs, TaggedLine  # noqa: PLC0415 - help must not wait for it
 
@@ -189,10 +191,11 @@ def logs(
         _ended_by_reader(),
     ):
         width = max(map(len, found.names), default=0)
-        tagged = len(found.names) > 1
+        tagged, is_terminal = len(found.names) > 1, os.isatty(1)
 
         def shown(line: TaggedLine) -> bytes:
-            return (f"{line[0]:<{width}} | ".encode() if tagged else b"") + line[1] + b"\n"
+            text = terminal_line(line[1]) if is_terminal else line[1]
+            return (f"{line[0]:<{width}} | ".encode() if tagged else b"") + text + b"\n"
 
         _write_lines(map(shown, found.read_last(lines)))
         if follow:

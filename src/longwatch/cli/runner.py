@@ -18,6 +18,7 @@ from longwatch.cli import output, runner_views
 from longwatch.cli.command_groups import CommandGroup
 from longwatch.cli.option_values import choice, whole_number
 from longwatch.cli.options import Json, valid_text
+from longwatch.core.sanitize import terminal_text
 
 if TYPE_CHECKING:
     from longwatch.app.runner_store import RunnerStore
@@ -357,7 +358,7 @@ def logs(
         typer.echo(f"longwatch: the workspace {record.workspace} is not here; its end:", err=True)
         written = [(record.output or "").encode()]
     for text in written:
-        typer.echo(text or b"", nl=False)
+        typer.echo(terminal_text(text or b"") if os.isatty(1) else text or b"", nl=False)
 
 
 @runs_app.command()

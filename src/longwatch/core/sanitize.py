@@ -1,4 +1,5 @@
-"""Makes foreign text safe: `sanitize` for every store, `printable` for one line of a terminal.
+"""Makes foreign text safe: `sanitize` for every store, `printable` and `terminal_line` for one line
+of a terminal.
 
 No store accepts lone surrogates (an invalid byte in an argument leaves one), and PostgreSQL accepts
 no zero bytes. A terminal interprets control characters. Both kinds are written as escapes, so that
@@ -7,9 +8,17 @@ no text is lost silently.
 
 from __future__ import annotations
 
+import re
+
 MAX_LINE_CHARS = 200
 """Longest foreign text in characters that a status or a reason shows."""
 _ELLIPSIS = "…"
+_NOT_PLAIN = re.compile(rb"[^\t\x20-\x7e]")
+_COLOUR = re.compile("(\x1b\\[[0-9;:]*m)")
+"""SGR: colours, bold and the like, which last until they are reset."""
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""C0 but for tab, DEL, C1, line and paragraph separators, bidirectional controls."""
+_RESET = "\x1b[0m"
 
 
 def sanitize(text: str, *, max_length: int) -> str:
@@ -43,6 +52,29 @@ def printable(text: str, *, max_chars: int | None = None) -> str:
     if max_chars is None or len(shown) <= max_chars:
         return shown
     return shown[: max_chars - 1] + _ELLIPSIS
+
+
+def terminal_line(line: bytes) -> bytes:
+    """A line that a program wrote, without its end, as a terminal may show it.
+
+    Of text that carriage returns overwrite the last state is kept. Colours are kept, and reset at
+    the end of the line. Other control characters and bytes that are not UTF-8 are escaped.
+    """
+    if not _NOT_PLAIN.search(line):
+        return line
+    text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="backslashreplace")
+    parts = _COLOUR.split(text)
+    parts[::2] = [_CONTROL.sub(_escape, part) for part in parts[::2]]
+    return ("".join(parts) + (_RESET if len(parts) > 1 else "")).encode()
+
+
+def terminal_text(text: bytes) -> bytes:
+    """Every line of a text as a terminal may show it."""
+    return b"\n".join(map(terminal_line, text.split(b"\n")))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def shorten(text: str, max_chars: int) -> str:
