@@ -137,6 +137,8 @@ def test_what_a_program_writes_is_shown_however_often_it_repeats(
         assert isinstance(stream, Tee)
         stream.write(lines)
     assert lines.decode() == capfd.readouterr().out
+
+
 def test_a_log_that_cannot_be_opened_while_we_run_is_left_out_and_reported_once(
     console: Console, tmp_path: Path
 ) -> None:

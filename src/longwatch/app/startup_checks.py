@@ -146,9 +146,9 @@ def _raise_not_found(
     if not program:
         raise UsageError("the command is empty; write the program first, then its arguments")
     here = cwd / program
-    if here.is_dir():
+    if os.path.isdir(here):  # noqa: PTH112 - never raises, however long the name is
         raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
-    if here.is_file():
+    if os.path.isfile(here):  # noqa: PTH113 - as above
         spelled = f"./{program}" if program.isprintable() else repr(f"./{program}")
         raise UsageError(
             f"{program!r} is not on the PATH; for the file in this directory write {spelled}"

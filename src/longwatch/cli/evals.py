@@ -185,12 +185,13 @@ def _load_report(named: str) -> EvalReport:
     from longwatch.evals.report import EvalReport  # noqa: PLC0415
 
     kept = STATE_DIR / "evals" / f"{named}.json"
-    if not kept.exists() and not Path(named).exists():
+    found = [path for path in (kept, Path(named)) if os.path.exists(path)]  # noqa: PTH110 - never raises
+    if not found:
         raise UsageError(
             f"no report {named!r}: there is no {kept}, nor a file of that name; `longwatch "
             f"eval resume ID` makes one"
         )
-    return EvalReport.load(kept if kept.exists() else named)
+    return EvalReport.load(found[0])
 
 
 def _print_report(report: EvalReport, min_pass_rate: float | None, *, as_json: bool) -> int:

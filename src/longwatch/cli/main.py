@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 something went wrong, 2 wrong use, 75 try again, 100 needs
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
@@ -26,7 +27,7 @@ from longwatch.cli.usage_errors import describe_usage_error, fault_lines
 from longwatch.cli.worker import worker
 from longwatch.core.error_text import describe_error
 from longwatch.core.sanitize import printable
-from longwatch.errors import ConfigError, LongwatchError
+from longwatch.errors import ConfigError, LongwatchError, UsageError
 
 app = typer.Typer(
     name="longwatch",
@@ -143,7 +144,14 @@ def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return error.exit_code, describe_usage_error(error, _command_path(words))
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return UsageError.exit_code, _name_too_long(str(error.filename or ""))
     return 1, f"{describe_error(error)} (run `longwatch --debug …` for the traceback)"
+
+
+def _name_too_long(name: str) -> str:
+    limits = "each part may have 255 bytes, a whole path 4095"
+    return f"the name {printable(name, max_chars=60)!r} is too long for a file; {limits}"
 
 
 def _command_path(words: Sequence[str]) -> str:
