@@ -370,7 +370,7 @@ def test_ls_lists_executions_from_a_flow_a_store_and_the_environment_alike(
     waiting = place.flow.start("other", n=1)
     told = place.json_output("ls", TARGET)
     assert [waiting.id, cancelled.id, done.id] == [each["execution"] for each in told]
-    assert ["waiting", "cancelled", "idle"] == [each["state"] for each in told]
+    assert ["waiting", "cancelled", "done"] == [each["state"] for each in told]
     assert {
         "graph": "jobs",
         "version": "1",
@@ -663,7 +663,7 @@ def test_postgresql_is_worked_on_and_looked_at_alike(place: FlowDirectory) -> No
         shown = run_to_end(
             [*SOURCE, "flow", "show", TARGET, started.id, "--json"], place.cwd, STORE=url
         )
-    assert [(started.id, "idle")] == [
+    assert [(started.id, "done")] == [
         (each["execution"], each["state"]) for each in json.loads(listed.stdout)
     ]
     assert ["abandoned", "success"] == [

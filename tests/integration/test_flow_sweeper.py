@@ -15,6 +15,8 @@ from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.flow import Flow, Graph, compute, input  # noqa: A004 - the contract's word
 from longwatch.flow import sweeper as module
 from longwatch.flow.claim_source import FlowClaimSource
+from longwatch.flow.execution_state import ExecutionState
+from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, ValidClaim
 from longwatch.flow.sweeper import STALLED_INTERVAL, SWEEP_INTERVAL, FlowSweeper
 from longwatch.host.background_thread import BackgroundThread
@@ -324,9 +326,62 @@ class TestStalled:
         for _ in range(5):
             worker.flow.start("scrape", url="abc")
         worker.write("DELETE FROM longwatch_computations")
-        assert [2, 2, 1, 0] == [worker.flow.sweep() for _ in range(4)]
+        assert [5, 0] == [worker.flow.sweep() for _ in range(2)]
+
+    def test_a_sweep_that_took_its_time_is_continued_by_the_next(
+        self, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "PAGE_SIZE", 2)
+        monkeypatch.setattr(module, "STALLED_SECONDS", 0.0)
+        for _ in range(5):
+            worker.flow.start("scrape", url="abc")
         worker.write("DELETE FROM longwatch_computations")
         assert [2, 2, 1, 0] == [worker.flow.sweep() for _ in range(4)]
+        worker.write("DELETE FROM longwatch_computations")
+        assert [0, 1, 2, 2] == sorted(worker.flow.sweep() for _ in range(4))
+
+    def test_an_execution_that_cannot_be_propagated_keeps_no_other_page(
+        self, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "PAGE_SIZE", 1)
+        bad, good = (worker.flow.start("scrape", url=url) for url in ("bad", "good"))
+        worker.write("DELETE FROM longwatch_computations")
+
+        def propagate_good(graph: Graph, state: ExecutionState, queues: Any) -> None:
+            if state.id == bad.id:
+                raise ArithmeticError
+            propagate(graph, state, queues)
+
+        monkeypatch.setattr(module, "propagate", propagate_good)
+        with pytest.raises(ArithmeticError):
+            worker.flow.sweep()
+        assert ([], 1) == (bad.computations(), len(good.computations()))
+
+    def test_executions_that_are_done_idle_or_failed_are_not_looked_at(
+        self, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(2):
+            worker.flow.start("scrape", url="abc")
+        done, failed = worker.claim()
+        worker.succeed(done, 3)
+        worker.give_up(failed)
+        worker.flow.start("scrape")
+        assert {"done", "failed", "idle"} == {each.state for each in worker.flow.executions()}
+        loaded: list[Any] = []
+        load = Records.load_unlocked
+
+        def load_noting(records: Records, tx: Transaction, numbers: Any) -> Any:
+            loaded.append(numbers)
+            return load(records, tx, numbers)
+
+        monkeypatch.setattr(Records, "load_unlocked", load_noting)
+        assert 0 == worker.flow.sweep()
+        assert [] == loaded
+        worker.flow.start("scrape", url="abc")
+        worker.write("DELETE FROM longwatch_computations")
+        assert 1 == worker.flow.sweep()
+        [[number]] = loaded
+        assert [(number,)] == worker.rows("SELECT max(execution) FROM longwatch_executions")
 
 
 def test_a_sweep_looks_at_what_is_leased_and_not_at_all_there_was(worker: ManualWorker) -> None:
@@ -353,3 +408,30 @@ def test_a_sweep_looks_at_what_is_leased_and_not_at_all_there_was(worker: Manual
     assert "longwatch_computations_leased" in plan
     assert "Seq Scan on longwatch_computations" not in plan
     assert "SCAN leased\n" not in plan
+
+
+def test_the_sweep_for_stalled_executions_reads_none_that_are_settled(worker: ManualWorker) -> None:
+    """The plan of its query, over a table of finished executions."""
+    series = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"
+    worker.write(
+        "INSERT INTO longwatch_executions"
+        " (id, graph, version, known_nodes, settled_nodes, done, created_at, updated_at)"
+        f" {series} SELECT 'e' || i, 'scrape', '1', 1, 1, 1, 0, 0 FROM n"
+    )
+    worker.write("ANALYZE longwatch_executions")
+    words = "EXPLAIN" if worker.database.dialect == "postgresql" else "EXPLAIN QUERY PLAN"
+    query = worker.source.records.sql["unsettled_executions"]
+    parameters = {
+        "graph": "scrape",
+        "version": "1",
+        "nodes": 1,
+        "after_nodes": 0,
+        "after": 0,
+        "limit": 200,
+    }
+    assert [] == worker.rows(query, **parameters)
+    plan = "\n".join(str(row) for row in worker.rows(f"{words} {query}", **parameters))
+    assert "longwatch_executions_settled" in plan
+    assert "settled_nodes" in plan
+    assert "TEMP B-TREE" not in plan
+    assert "Sort" not in plan

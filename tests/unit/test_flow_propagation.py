@@ -27,6 +27,7 @@ from longwatch.flow.execution_state import (
     GiveUpReason,
     GraphId,
     NodeRecord,
+    Progress,
 )
 from longwatch.flow.explanation import node_statuses
 from longwatch.flow.gates import Gate
@@ -52,6 +53,7 @@ class FakeExecution:
     runs: Counter[str] = field(default_factory=Counter)
     claimed: dict[int, Values] = field(default_factory=dict)
     seq: int = 0
+    progress: Progress = field(default_factory=Progress)
 
     def load(self) -> ExecutionState:
         state = ExecutionState(
@@ -60,6 +62,7 @@ class FakeExecution:
             GraphId(self.graph.name, self.graph.version),
             revision=self.revision,
             cancelled=self.cancelled,
+            progress=self.progress,
         )
         state.nodes = {name: replace(stored) for name, stored in self.nodes.items()}
         state.open_attempts = dict(self.open)
@@ -75,7 +78,7 @@ class FakeExecution:
         return state
 
     def _save(self, state: ExecutionState) -> None:
-        self.revision = state.revision
+        self.revision, self.progress = state.revision, state.progress
         for name in state.changed_nodes:
             self.nodes[name] = state.nodes[name]
         for closing in state.attempt_ends:
@@ -324,7 +327,7 @@ class TestChanges:
 
     def test_unsetting_what_is_not_set_is_nothing(self) -> None:
         execution = graph_of("a", b="a")
-        assert not execution.unset("a").needs_write
+        assert not execution.unset("a").has_changes
 
     def test_a_false_gate_clears_what_is_behind_it(self) -> None:
         execution = graph_of("a", b=(when("a", even), total), c="b")
@@ -770,7 +773,7 @@ class Executions(RuleBasedStateMachine):
 
     @invariant()
     def advancing_again_changes_nothing(self) -> None:
-        assert not self.execution.change().needs_write
+        assert not self.execution.change().has_changes
 
     @invariant()
     def what_is_up_with_each_node_agrees_with_what_is_open(self) -> None:
@@ -796,3 +799,43 @@ Executions.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 ExecutionsWithoutMixture.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestExecutions = Executions.TestCase
 TestExecutionsWithoutMixture = ExecutionsWithoutMixture.TestCase
+
+
+class TestProgress:
+    """What a propagation leaves for sweeps and lists."""
+
+    def test_of_an_execution_with_nothing_left_to_compute_is_done(self) -> None:
+        execution = graph_of("a", b="a")
+        execution.set(a=1)
+        assert Progress(1, 0, is_done=False) == execution.progress
+        execution.run_all()
+        assert Progress(1, 1, is_done=True) == execution.progress
+
+    def test_of_one_that_lacks_an_input_is_settled_and_not_done(self) -> None:
+        execution = graph_of("a", "approved", b="a", c=["b", "approved"])
+        execution.set(a=1)
+        execution.run_all()
+        assert Progress(2, 2, is_done=False) == execution.progress
+        execution.set(approved=True)
+        execution.run_all()
+        assert execution.progress.is_done
+
+    def test_of_one_with_a_branch_that_was_not_taken_is_done(self) -> None:
+        execution = graph_of(
+            "a", b=when("a", lambda a: a > 1), c="b", d=when("a", lambda a: a <= 1)
+        )
+        execution.set(a=1)
+        execution.run_all()
+        assert {"a", "d"} == set(execution.values)
+        assert execution.progress.is_done
+
+    def test_of_one_whose_gate_raises_is_not_done(self) -> None:
+        execution = graph_of("a", b=when("a", lambda a: a["missing"]))
+        execution.set(a=1)
+        assert Progress(1, 1, is_done=False) == execution.progress
+
+    def test_of_one_with_a_node_that_was_given_up_is_settled_and_not_done(self) -> None:
+        execution = graph_of("a", b="a")
+        execution.set(a=1)
+        execution.fail("b", AttemptEndCause.PERMANENT)
+        assert Progress(1, 1, is_done=False) == execution.progress

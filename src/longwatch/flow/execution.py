@@ -94,21 +94,30 @@ class ExecutionSummary:
     running: int
     failed: int
     values: int
+    done: bool = False
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
-        return replace(cls(*row), cancelled=bool(row[4]))
+        return replace(cls(*row), cancelled=bool(row[4]), done=bool(row[12]))
 
     @property
     def state(self) -> str:
-        """cancelled, running, waiting, failed (a node was given up and nothing is at work), or
-        idle.
+        """One word, the first of these that holds.
+
+        cancelled   `cancel` ended it
+        running     a worker computes a node
+        waiting     an attempt waits for a worker, or for its time
+        failed      a node was given up
+        done        nothing is left to compute
+        idle        a node waits for an input
         """
         if self.cancelled:
             return "cancelled"
         if self.running or self.waiting:
             return "running" if self.running else "waiting"
-        return "failed" if self.failed else "idle"
+        if self.failed:
+            return "failed"
+        return "done" if self.done else "idle"
 
 
 class Execution:
@@ -326,8 +335,23 @@ class Execution:
         fresh = is_input or node_statuses(self._definition, state)[node] is NodeStatus.FRESH
         return Value(state.value(node), state.revision_of(node), fresh)
 
+    def _is_outgrown(self, state: ExecutionState) -> bool:
+        """Whether the graph has more nodes than when the execution was last propagated."""
+        known = state.progress.known_nodes
+        return not state.cancelled and known < len(self._definition.computed_nodes)
+
+    def _upgrade(self) -> ExecutionState:
+        """Propagate the nodes that were added to the graph, and load the execution again. Of
+        several processes that do this at once, the first opens the attempts.
+        """
+        self._change(lambda _: None)
+        return self._load_state()
+
     def _get_present(self, node: str, newer_than: int | None) -> Any:
-        found = self.value(node)
+        state = self._load_state()
+        if self._is_outgrown(state):
+            state = self._upgrade()
+        found = self._value(state, node)
         if found is None or (newer_than is not None and found.revision <= newer_than):
             raise NotSetError(
                 f"node {node!r} of {self.id} has no value"
@@ -342,6 +366,8 @@ class Execution:
         )
         if state is None:
             return None
+        if self._is_outgrown(state):
+            state = self._upgrade()
         found = self._value(state, node)
         if (
             found is not None
@@ -360,7 +386,12 @@ class Execution:
         """
         if not was_notified:
             rows = tx.rows(
-                self._flow.records.sql["may_have_value"], {"execution": self._number, "node": node}
+                self._flow.records.sql["may_have_value"],
+                {
+                    "execution": self._number,
+                    "node": node,
+                    "nodes": len(self._definition.computed_nodes),
+                },
             )
             if rows and not rows[0][0]:
                 return None

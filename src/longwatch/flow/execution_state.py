@@ -105,6 +105,19 @@ class GraphId(NamedTuple):
     version: str
 
 
+class Progress(NamedTuple):
+    """What the last propagation of an execution left.
+
+    `known_nodes` is the number of computed nodes that the graph had. `settled_nodes` is the same
+    number if no attempt was left open, else 0. `is_done`: nothing is left to compute, and no input
+    is missing.
+    """
+
+    known_nodes: int = 0
+    settled_nodes: int = 0
+    is_done: bool = False
+
+
 @dataclass(slots=True)
 class NodeRecord:
     """What is kept of a node: its value, as JSON, and the attempts that were spent on its
@@ -217,6 +230,7 @@ class ExecutionState:
         revision: int = 0,
         cancelled: bool = False,
         changes: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.number = number
         self.id = execution_id
@@ -224,6 +238,7 @@ class ExecutionState:
         self.revision = revision
         self.cancelled = cancelled
         self.changes = changes
+        self.progress = self._loaded_progress = progress or Progress()
         self.nodes: dict[str, NodeRecord] = {}
         self.open_attempts: dict[str, Attempt] = {}
         self.changed_nodes: set[str] = set()
@@ -251,13 +266,19 @@ class ExecutionState:
         return found.revision if found is not None and found.is_set else 0
 
     @property
-    def needs_write(self) -> bool:
+    def has_changes(self) -> bool:
+        """Whether a value, an attempt or the revision has changed since the load."""
         return bool(
             self.changed_nodes
             or self.new_attempts
             or self.attempt_ends
             or self.revision != self._loaded_revision
         )
+
+    @property
+    def needs_write(self) -> bool:
+        """Whether anything differs from the row that was loaded."""
+        return self.has_changes or self.progress != self._loaded_progress
 
     @property
     def affects_all_nodes(self) -> bool:
@@ -394,6 +415,7 @@ class ExecutionState:
         self.open_attempts.update(opened)
         self.changes = 0 if self.changes is None else self.changes + 1
         self._loaded_revision, self._has_unchanged_result = self.revision, False
+        self._loaded_progress = self.progress
         for decided in (
             self.changed_nodes,
             self.new_attempts,

@@ -19,7 +19,7 @@ from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, change_channel, notify_workers
-from longwatch.flow.registry import Registry
+from longwatch.flow.registry import RegisteredGraph, Registry
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
 from longwatch.flow.worker import FlowWorker
@@ -82,12 +82,10 @@ class Flow:
             for node, text in encoded.items():
                 state.set_value(node, text)
             propagate(registered.graph, state, registered.queue_by_node)
-            if self.records.insert(tx, state, key):
-                return state
-            [(number, first_id, its_version)] = tx.rows(
-                self.records.sql["execution_by_key"], {"graph": graph, "key": key}
-            )
-            return ExecutionState(number, first_id, GraphId(graph, its_version))
+            while not self.records.insert(tx, state, key):
+                if (existing := self._load_by_key(tx, registered, key)) is not None:
+                    return existing
+            return state
 
         found = self.write_execution(graph_id, change)
         if not found.number:  # the reply was lost with the connection
@@ -168,6 +166,21 @@ class Flow:
         )
 
     # --- for executions ---
+
+    def _load_by_key(
+        self, tx: Transaction, registered: RegisteredGraph, key: str | None
+    ) -> ExecutionState | None:
+        """Lock and load the execution of this key, and propagate nodes that were added to its
+        graph; None if it was deleted meanwhile.
+        """
+        rows = tx.rows(
+            self.records.sql["execution_by_key"], {"graph": registered.graph.name, "key": key}
+        )
+        loaded = self.records.load(tx, [number for (number,) in rows])
+        state = next(iter(loaded.values()), None)
+        if state is not None and state.graph_id == registered.graph_id:
+            propagate(registered.graph, state, registered.queue_by_node)
+        return state
 
     def write_execution(
         self, graph_id: GraphId, change: Callable[[Transaction], ExecutionState]

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum, auto
 
-from longwatch.flow.execution_state import AttemptEndCause, AttemptSpec, ExecutionState
+from longwatch.flow.execution_state import AttemptEndCause, AttemptSpec, ExecutionState, Progress
 from longwatch.flow.graph import Graph
 from longwatch.flow.nodes import Node
 
@@ -50,15 +50,39 @@ def propagate(graph: Graph, state: ExecutionState, queue_by_node: Mapping[str, i
             state.cancel_attempt(attempt, AttemptEndCause.EXECUTION)
         return
     unsettled: set[str] = set()
+    has_failed = False
     for node in graph.computed_nodes:
-        if _propagate_node(node, state, unsettled, queue_by_node) and state.is_set(node.name):
+        status = _propagate_node(node, state, unsettled, queue_by_node)
+        has_failed = has_failed or status is NodeStatus.FAILED
+        if status not in {NodeStatus.BLOCKED, NodeStatus.FRESH} and state.is_set(node.name):
             unsettled.add(node.name)
+    state.progress = _progress(graph, state, has_failed=has_failed)
+
+
+def _progress(graph: Graph, state: ExecutionState, *, has_failed: bool) -> Progress:
+    known = len(graph.computed_nodes)
+    if state.open_attempts or state.new_attempts:
+        return Progress(known)
+    return Progress(known, known, is_done=not (has_failed or lacks_input(graph, state)))
+
+
+def lacks_input(graph: Graph, state: ExecutionState) -> bool:
+    """Whether a node is blocked that an input could unblock. A node behind a gate that the present
+    values decide is not: its branch was not taken.
+    """
+    decided = {name for name in graph.nodes if state.is_set(name)}
+    for node in graph.computed_nodes:
+        if node.gate.is_met(state):
+            continue
+        if node.gate.may_be_met(state, decided) or node.gate.evaluate(state).has_error:
+            return True
+        decided.add(node.name)
+    return False
 
 
 def _propagate_node(
     node: Node, state: ExecutionState, unsettled: set[str], queue_by_node: Mapping[str, int]
-) -> bool:
-    """Whether its value may change yet."""
+) -> NodeStatus:
     inputs = input_revisions(node, state)
     state.drop_outdated(node.name, inputs)
     status = status_of(node, state, unsettled, inputs)
@@ -73,7 +97,7 @@ def _propagate_node(
         state.unset_value(node.name)
     elif status is NodeStatus.READY:
         state.open_attempt(node.name, inputs, attempt_spec(node, queue_by_node))
-    return status not in {NodeStatus.BLOCKED, NodeStatus.FRESH}
+    return status
 
 
 def status_of(node: Node, state: ExecutionState, unsettled: set[str], inputs: str) -> NodeStatus:

@@ -4,12 +4,12 @@
 
 -- name: executions
 -- Executions by their numbers; nobody else changes them until the end of the transaction.
-SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions
+SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions
 WHERE execution = ANY (:executions::int8[]) ORDER BY execution FOR UPDATE
 
 -- name: executions_without_lock
 -- The same without a lock: a read.
-SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
+SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
 
 -- name: values
 -- What is kept of the nodes of executions.
@@ -71,9 +71,18 @@ WHERE attempt.seq = attempt_end.seq AND lease_state < 3
 
 -- name: touch_execution_many
 -- The same for many, given as arrays.
-UPDATE longwatch_executions AS changed SET revision = given.revision, changes = changes + 1, updated_at = :wall_now
-FROM unnest(:execution::int8[], :revision::int8[]) AS given (execution, revision)
+UPDATE longwatch_executions AS changed SET revision = given.revision, changes = changes + 1, known_nodes = given.known_nodes,
+    settled_nodes = given.settled_nodes, done = given.done, updated_at = :wall_now
+FROM unnest(:execution::int8[], :revision::int8[], :known_nodes::int4[], :settled_nodes::int4[], :done::int2[])
+    AS given (execution, revision, known_nodes, settled_nodes, done)
 WHERE changed.execution = given.execution
+
+-- name: update_progress_many
+-- The same for many, given as arrays.
+UPDATE longwatch_executions AS changed SET known_nodes = given.known_nodes, settled_nodes = given.settled_nodes, done = given.done
+FROM unnest(:execution::int8[], :revision::int8[], :known_nodes::int4[], :settled_nodes::int4[], :done::int2[])
+    AS given (execution, revision, known_nodes, settled_nodes, done)
+WHERE changed.execution = given.execution AND changed.revision = given.revision
 
 -- name: row_ids
 -- The executions and nodes of attempts.

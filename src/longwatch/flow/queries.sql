@@ -15,20 +15,21 @@ SELECT queue, node, max_running FROM longwatch_graph_queues WHERE graph = :graph
 
 -- name: insert_execution
 -- A new execution; nothing if there is one with its key.
-INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, created_at, updated_at)
-VALUES (:id, :graph, :version, :key, :revision, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
+INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, known_nodes, settled_nodes, done, created_at, updated_at)
+VALUES (:id, :graph, :version, :key, :revision, :known_nodes, :settled_nodes, :done, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
 
 -- name: execution_by_key
 -- The execution that bears a key.
-SELECT execution, id, version FROM longwatch_executions WHERE graph = :graph AND idempotency_key = :key
+SELECT execution FROM longwatch_executions WHERE graph = :graph AND idempotency_key = :key
 
 -- name: execution_by_id
 -- An execution by its id.
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
 
 -- name: may_have_value
--- Whether it is worth looking at an execution for the value of a node: it is set, something was given up, or all was cancelled.
-SELECT cancelled = 1 OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
+-- Whether to load an execution for the value of a node: the node is set, a node was given up, the execution was cancelled, or its graph
+-- has more nodes now.
+SELECT cancelled = 1 OR known_nodes < :nodes OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
     AND (failed = 1 OR (node = :node AND is_set = 1)))
 FROM longwatch_executions AS e WHERE execution = :execution
 
@@ -38,7 +39,7 @@ SELECT id, graph, version, revision, cancelled, created_at, updated_at, executio
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 2),
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
-    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1)
+    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), done
 FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.execution < :before ORDER BY e.execution DESC LIMIT :limit
 
 -- name: attempts_of_execution
@@ -93,7 +94,13 @@ RETURNING seq, owner, term, execution, node,
 
 -- name: touch_execution
 -- An execution has changed.
-UPDATE longwatch_executions SET revision = :revision, changes = changes + 1, updated_at = :wall_now WHERE execution = :execution
+UPDATE longwatch_executions SET revision = :revision, changes = changes + 1, known_nodes = :known_nodes, settled_nodes = :settled_nodes,
+    done = :done, updated_at = :wall_now WHERE execution = :execution
+
+-- name: update_progress
+-- An execution was propagated, and that changed nothing in it.
+UPDATE longwatch_executions SET known_nodes = :known_nodes, settled_nodes = :settled_nodes, done = :done
+WHERE execution = :execution AND revision = :revision
 
 -- name: cancel_execution
 -- An execution goes no further.
@@ -128,12 +135,14 @@ SELECT sweep, started_at, seconds, row_count, error FROM longwatch_sweep_runs OR
 SELECT incarnation FROM longwatch_owners AS o WHERE table_name = 'longwatch_computations' AND renew_seconds IS NOT NULL
     AND EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.lease_state = 2 AND c.owner = o.owner)
 
--- name: idle_executions
--- A page of executions of a graph of which nothing waits or runs.
-SELECT execution FROM longwatch_executions AS e
-WHERE execution > :after AND graph = :graph AND version = :version AND cancelled = 0
-    AND NOT EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 3)
-ORDER BY execution LIMIT :limit
+-- name: unsettled_executions
+-- A page of the executions of a graph that may be stalled, each with whether an attempt is open. The index has only these.
+SELECT settled_nodes, execution,
+    EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 3)
+FROM longwatch_executions AS e
+WHERE graph = :graph AND version = :version AND settled_nodes < :nodes AND cancelled = 0
+    AND (settled_nodes, execution) > (:after_nodes, :after)
+ORDER BY settled_nodes, execution LIMIT :limit
 
 -- name: execution_id_column
 -- Of an attempt, the id of its execution; a column.

@@ -2,7 +2,7 @@
 
 -- name: executions
 -- Executions by their numbers.
-SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions
+SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions
 WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: values

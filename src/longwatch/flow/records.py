@@ -21,6 +21,7 @@ from longwatch.flow.execution_state import (
     GraphId,
     NewAttempt,
     NodeRecord,
+    Progress,
 )
 from longwatch.store.blame import IS_SUSPECT_SQL
 from longwatch.store.claims import Claim, LeaseSql, claim_parameters
@@ -209,7 +210,13 @@ class Records:
         It has its number after the commit at the latest. A server numbers it without a round trip
         of its own: the statements of a small `save` refer to the last execution inserted.
         """
-        row = {**state.graph_id._asdict(), "id": state.id, "key": key, "revision": state.revision}
+        row = {
+            **state.graph_id._asdict(),
+            "id": state.id,
+            "key": key,
+            "revision": state.revision,
+            **_progress_row(state),
+        }
         if (
             key is None
             and self._takes_arrays
@@ -245,8 +252,17 @@ class Records:
         self._write_rows(tx, "upsert_value", values)
         queued = opened if taker is None else taker.insert(tx, opened)
         self._write_rows(tx, "insert_attempt", [attempt_row(*each) for each in queued])
-        existing = [_execution_row(state) for state in changed if state.changes is not None]
-        self._write_rows(tx, "touch_execution", existing)
+        existing = [state for state in changed if state.changes is not None]
+        self._write_rows(
+            tx,
+            "touch_execution",
+            [_execution_row(state) for state in existing if state.has_changes],
+        )
+        self._write_rows(
+            tx,
+            "update_progress",
+            [_execution_row(state) for state in existing if not state.has_changes],
+        )
         for state in changed:
             _notify_changed(tx, state)
         return {state.graph_id for state, _ in queued}
@@ -339,8 +355,20 @@ def _build_executions(
             revision=revision,
             cancelled=bool(cancelled),
             changes=changes,
+            progress=Progress(known_nodes, settled_nodes, bool(done)),
         )
-        for number, execution_id, revision, changes, cancelled, graph, version in found
+        for (
+            number,
+            execution_id,
+            revision,
+            changes,
+            cancelled,
+            graph,
+            version,
+            known_nodes,
+            settled_nodes,
+            done,
+        ) in found
     }
     for number, node, *record in values:
         if number in loaded:
@@ -422,7 +450,15 @@ def _set_number(state: ExecutionState, rows: Sequence[Row]) -> None:
 
 
 def _execution_row(state: ExecutionState) -> dict[str, object]:
-    return {"execution": state.number, "revision": state.revision}
+    return {"execution": state.number, "revision": state.revision, **_progress_row(state)}
+
+
+def _progress_row(state: ExecutionState) -> dict[str, object]:
+    return {
+        "known_nodes": state.progress.known_nodes,
+        "settled_nodes": state.progress.settled_nodes,
+        "done": int(state.progress.is_done),
+    }
 
 
 def _end_row(attempt_end: AttemptEnd) -> dict[str, object]:

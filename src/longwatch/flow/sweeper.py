@@ -4,8 +4,9 @@ the others' errors.
     dead        at every look: owners that have certainly ended; what they had begun is abandoned
                 and tried again, at once, as `crash` or `lost`
     abandoned   every 10 s: attempts whose heartbeat has lapsed, or whose deadline has passed
-    stalled     every 60 s: executions of a graph of which nothing waits or runs, though something
-                could; a page at a time
+    stalled     every 60 s: executions of a graph that have no open attempt, though a node could be
+                computed. Only executions that may be stalled are read: those whose last writer left
+                an attempt open, and those that were settled when the graph had fewer nodes.
 
 The first worker that finds a periodic sweep due makes it; the others pass. Its result is recorded.
 A sweep finds rows by a read, and changes a row only if it is unchanged once its execution is
@@ -40,6 +41,8 @@ from longwatch.store.sweep import ClaimSweeper, LeaseOwner
 
 SWEEP_INTERVAL = 10.0
 STALLED_INTERVAL = 60.0
+STALLED_SECONDS = 1.0
+"""Seconds after which a sweep for stalled executions begins no further page."""
 PAGE_SIZE = 200
 """Attempts or executions in one transaction: a sweep never holds the store for long."""
 _MAX_RUNS = 1000
@@ -206,27 +209,60 @@ class FlowSweeper:
     # --- executions that nobody goes on with ---
 
     def _propagate_stalled(self, graph_id: GraphId) -> int:
-        """Go through those of a graph, a page at a time, from where the last run has come to."""
+        """Propagate the executions of a graph that may be stalled and have no open attempt.
+
+        It reads them a page at a time, from where the last run stopped. Executions that were
+        settled with all nodes of the graph are not read: the index has them elsewhere.
+        """
         name = {"sweep": _sweep_name(graph_id)}
         [(position,)] = self._database.read(
             lambda tx: tx.rows(self._records.sql["sweep_position"], name)
         ) or [(0,)]
-        parameters = {**graph_id._asdict(), "after": position, "limit": PAGE_SIZE}
-        page = [
-            row[0]
-            for row in self._database.read(
-                lambda tx: tx.rows(self._records.sql["idle_executions"], parameters)
-            )
-        ]
-        found = self._retry_one_by_one(page, self._propagate)
-        next_position = page[-1] if len(page) == PAGE_SIZE else 0
+        moved, errors = 0, []
+        after: tuple[int, int] | None = (0, position)
+        stop_at = self._clock.monotonic() + STALLED_SECONDS
+        while after is not None:
+            page = self._unsettled_page(graph_id, after)
+            try:
+                moved += self._retry_one_by_one(
+                    [number for _, number, is_open in page if not is_open], self._propagate
+                )
+            except Exception as error:  # noqa: BLE001 - the next page has nothing to do with it
+                errors.append(error)
+            after = page[-1][:2] if len(page) == PAGE_SIZE else None
+            if self._clock.monotonic() >= stop_at:
+                break
+        self._set_position(name, position, after)
+        if errors:
+            raise errors[0]
+        return moved
+
+    def _unsettled_page(
+        self, graph_id: GraphId, after: tuple[int, int]
+    ) -> list[tuple[int, int, bool]]:
+        """Settled nodes, number, and whether an attempt is open, of the executions after this."""
+        parameters = {
+            **graph_id._asdict(),
+            "nodes": len(self._registry.graphs[graph_id].computed_nodes),
+            "after_nodes": after[0],
+            "after": after[1],
+            "limit": PAGE_SIZE,
+        }
+        query = self._records.sql["unsettled_executions"]
+        rows = self._database.read(lambda tx: tx.rows(query, parameters))
+        return [(settled, number, bool(is_open)) for settled, number, is_open in rows]
+
+    def _set_position(self, name: Parameters, position: int, after: tuple[int, int] | None) -> None:
+        """Keep where the next run continues. Executions that a run has settled leave the range, so
+        only a position among those with open attempts has to be kept.
+        """
+        next_position = after[1] if after is not None and not after[0] else 0
         if next_position != position:
             self._database.write(
                 lambda tx: tx.execute(
                     self._records.sql["set_sweep_position"], {**name, "position": next_position}
                 )
             )
-        return found
 
     def _propagate(self, executions: Sequence[int]) -> int:
         graphs = self._registry.registered()
@@ -237,7 +273,7 @@ class FlowSweeper:
                 registered = graphs[state.graph_id]
                 propagate(registered.graph, state, registered.queue_by_node)
             notify_workers(tx, self._records.save(tx, loaded.values()))
-            return sum(state.needs_write for state in loaded.values())
+            return sum(state.has_changes for state in loaded.values())
 
         return self._database.write(work) if executions else 0
 
