@@ -95,7 +95,8 @@ class TestBudgets:
         assert ["crash"] * 3 == [each.end_cause for each in execution.computations()]
         assert "poison: its worker ended while it ran" == execution.computations()[-1].error
         assert "failed" == execution.explain().nodes[-1].state
-        assert "after 3 attempts: poison:" in str(execution.explain())
+        assert "given up after 3 attempts; retry it" in str(execution.explain())
+        assert "last error: poison: " in str(execution.explain())
         with pytest.raises(ComputationFailedError, match="poison"):
             execution.get("pages", timeout=0)
 
@@ -118,7 +119,8 @@ class TestBudgets:
             lose(worker)
         assert [] == worker.claim()
         assert ["lost"] * 5 == [each.end_cause for each in execution.computations()]
-        assert "after 5 attempts: lost: its worker was lost" in str(execution.explain())
+        assert "given up after 5 attempts; retry it" in str(execution.explain())
+        assert "last error: lost: its worker was lost" in str(execution.explain())
         with pytest.raises(ComputationFailedError, match="lost"):
             execution.get("pages", timeout=0)
 

@@ -78,8 +78,8 @@ class TestGet:
         with pytest.raises(DeadlineExceededError) as caught:
             execution.get("pages", timeout=0)
         assert (
-            f"node 'pages' of {execution.id} has no value after 0 s; pages waits for its "
-            f"gate: url is not set" == str(caught.value)
+            f"node 'pages' of {execution.id} has no value after 0 s; pages is waiting for input "
+            f"`url`" == str(caught.value)
         )
 
     def test_ends_after_its_time(self, worker: ManualWorker, clock: FakeClock) -> None:
@@ -87,9 +87,8 @@ class TestGet:
         waiting = BackgroundCall(lambda: execution.get("pages", timeout=60))
         clock.await_parked(1)
         clock.advance(60, parked=0)
-        assert (
-            "has no value after 1 minute; pages is ready and waits for a worker, attempt 1 of 3"
-            in str(waiting.wait())
+        assert "has no value after 1 minute; pages is waiting for a worker, attempt 1 of 3" in str(
+            waiting.wait()
         )
 
     @pytest.mark.usefixtures("notifications_only")
@@ -277,7 +276,7 @@ class TestHopelessWaits:
             execution.get("pages")
         expected = (
             f"node 'pages' of {execution.id} will get no value: it failed 3 times: broken; "
-            f"`retry` has it tried again"
+            f"`retry` tries it again"
         )
         assert expected == str(caught.value)
         with pytest.raises(

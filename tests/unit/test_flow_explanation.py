@@ -22,50 +22,93 @@ def word(execution: FakeExecution, node: str) -> str:
 
 
 class TestInputs:
-    def test_are_set_or_wait_for_somebody(self) -> None:
+    def test_are_set_or_not_set(self) -> None:
         execution = graph_of("a", "b", c=["a", "b"])
         execution.set(a=1)
         assert ("set", "unset") == (word(execution, "a"), word(execution, "b"))
-        assert "a is set, at revision 1" == line(execution, "a")
-        assert "b waits for somebody to set it" == line(execution, "b")
+        assert "a is set at revision 1" == line(execution, "a")
+        assert "b is not set" == line(execution, "b")
+
+
+class TestBlocked:
+    def test_names_the_input_that_is_missing(self) -> None:
+        execution = graph_of("a", "approved", c=["a", "approved"])
+        execution.set(a=1)
+        assert "blocked" == word(execution, "c")
+        assert "c is waiting for input `approved`" == line(execution, "c")
+
+    def test_names_the_node_that_is_not_computed_yet(self) -> None:
+        execution = graph_of("a", b="a", c="b")
+        execution.set(a=1)
+        assert "c is waiting for node `b`" == line(execution, "c")
+
+    def test_names_each_alternative(self) -> None:
+        execution = graph_of("a", "b", c=(or_("a", "b"), total))
+        assert "c is waiting for input `a` or input `b`" == line(execution, "c")
+
+    def test_names_the_value_that_a_test_is_about(self) -> None:
+        execution = graph_of("a", "x", b=([when("a", even), "x"], total))
+        assert "b is waiting for input `a` and input `x`" == line(execution, "b")
+        execution.set(a=2)
+        assert "b is waiting for input `x`" == line(execution, "b")
+
+    def test_names_what_a_negation_asks_for(self) -> None:
+        alternatives = or_("x", not_("stop"), not_(when("a", even)))
+        execution = graph_of("a", "stop", "x", b=(alternatives, total))
+        execution.set(a=2, stop=1)
+        assert (
+            "b is waiting for input `x` or `stop` to be unset or even of `a` to be false"
+            == line(execution, "b")
+        )
+
+    def test_by_the_present_values_says_that_it_is_not_computed(self) -> None:
+        execution = graph_of("a", b=(when("a", even), total), c="b")
+        execution.set(a=1)
+        assert "b is not computed, because even of a is false" == line(execution, "b")
+        assert "c is not computed, because b is not set" == line(execution, "c")
+        execution = graph_of("a", "x", b=([when("a", even), "x"], total))
+        execution.set(a=1)
+        assert "b is not computed, because even of a is false and x is not set" == line(
+            execution, "b"
+        )
+
+    def test_by_a_test_that_raises_shows_the_error_on_a_line_of_its_own(self) -> None:
+        execution = graph_of("a", b=(when("a", lambda a: a["x"], text="has x"), total))
+        execution.set(a=1)
+        assert "b is waiting for has x of `a`, which raises an error" == line(execution, "b")
+        *_, condition, error = str(explain(execution.graph, execution.load())).splitlines()
+        assert "   ✗ has x of a raised an error" == condition
+        assert error.startswith("      error: TypeError: ")
 
 
 class TestComputed:
-    def test_blocked_says_what_is_missing(self) -> None:
-        execution = graph_of("a", "b", c=["a", "b"])
-        execution.set(a=1)
-        assert "blocked" == word(execution, "c")
-        assert "c waits for its gate: b is not set" == line(execution, "c")
-
-    def test_blocked_by_a_test_says_which(self) -> None:
-        execution = graph_of("a", b=(when("a", even), total))
-        execution.set(a=1)
-        assert "b waits for its gate: even of a is false" == line(execution, "b")
-
-    def test_blocked_does_not_name_what_is_as_it_should_be(self) -> None:
-        execution = graph_of("a", "stop", b=([when("a", even), not_("stop")], total))
-        execution.set(a=1)
-        assert "b waits for its gate: even of a is false" == line(execution, "b")
-        execution.set(a=2, stop=1)
-        assert "b waits for its gate: stop is set" == line(execution, "b")
-
-    def test_blocked_by_alternatives_names_each(self) -> None:
-        execution = graph_of("a", "b", c=(or_("a", "b"), total))
-        assert "c waits for its gate: a is not set, b is not set" == line(execution, "c")
-
     def test_waiting_for_a_worker(self) -> None:
         execution = graph_of("a", b="a")
         execution.set(a=1)
         assert "waiting" == word(execution, "b")
-        assert "b is ready and waits for a worker, attempt 1 of 3" == line(execution, "b")
+        assert "b is waiting for a worker, attempt 1 of 3" == line(execution, "b")
 
     def test_waiting_again_says_what_went_wrong(self) -> None:
         execution = graph_of("a", b="a")
         execution.set(a=1)
         execution.fail("b")
-        assert "b is ready and waits for a worker, attempt 2 of 3 after: broken" == line(
-            execution, "b"
+        assert "b is waiting for a worker, attempt 2 of 3" == line(execution, "b")
+        tree = str(explain(execution.graph, execution.load())).splitlines()
+        assert (
+            "   last error: broken"
+            == tree[tree.index("b: waiting for a worker, attempt 2 of 3") + 1]
         )
+        assert "errors in full: longwatch flow show MODULE:FLOW e --errors" == tree[-1]
+
+    def test_an_error_of_several_lines_is_cut_to_its_first(self) -> None:
+        execution = graph_of("a", b="a")
+        execution.set(a=1)
+        execution.fail("b", error="ended by SIGKILL\n--- stderr\nTraceback: …")
+        tree = str(explain(execution.graph, execution.load()))
+        assert "   last error: ended by SIGKILL…\n" in tree
+        assert "stderr" not in tree
+        execution.fail("b", error="x" * 1000)
+        assert f"   last error: {'x' * 120}…\n" in str(explain(execution.graph, execution.load()))
 
     def test_running(self) -> None:
         execution = graph_of("a", b="a")
@@ -78,7 +121,7 @@ class TestComputed:
         execution = graph_of("a", b="a")
         execution.set(a=1)
         execution.run_all()
-        assert ("fresh", "b is computed, at revision 2") == (
+        assert ("fresh", "b is computed at revision 2") == (
             word(execution, "b"),
             line(execution, "b"),
         )
@@ -88,7 +131,7 @@ class TestComputed:
         execution.set(a=1)
         execution.run_all()
         execution.set(a=2)
-        assert ("stale", "c waits for b to be computed anew") == (
+        assert ("stale", "c is out of date, waiting for node `b`") == (
             word(execution, "c"),
             line(execution, "c"),
         )
@@ -97,19 +140,14 @@ class TestComputed:
         execution = graph_of("a", b="a")
         execution.set(a=1)
         execution.fail("b", AttemptEndCause.PERMANENT)
-        expected = (
-            "b was given up after 1 attempts: broken; retry it, or change what it comes after"
-        )
+        expected = "b is given up after 1 attempt; retry it, or change one of its inputs"
         assert ("failed", expected) == (word(execution, "b"), line(execution, "b"))
 
     def test_not_in_line_yet(self) -> None:
         execution = graph_of("a", b="a")
         execution.set(a=1)
         execution.open.clear()
-        assert (
-            "b could be computed, and is not in line yet: the next change or sweep puts it there"
-            == line(execution, "b")
-        )
+        assert "b is ready; the next get, set or sweep queues it" == line(execution, "b")
 
     def test_of_a_cancelled_execution(self) -> None:
         execution = graph_of("a", b="a", c="a")
@@ -118,7 +156,7 @@ class TestComputed:
         execution.cancelled = True
         execution.change()
         assert ("fresh", "cancelled") == (word(execution, "b"), word(execution, "c"))
-        assert "c is not computed any more: the execution was cancelled" == line(execution, "c")
+        assert "c is not computed: the execution was cancelled" == line(execution, "c")
 
 
 def test_the_tree_shows_every_condition_met_and_unmet() -> None:
@@ -131,9 +169,9 @@ def test_the_tree_shows_every_condition_met_and_unmet() -> None:
     execution.set(a=1)
     expected = """\
 execution e
-a: set; it is set, at revision 1
-b: unset; it waits for somebody to set it
-c: blocked; it waits for its gate: b is not set, even of a is false
+a: set at revision 1
+b: not set
+c: waiting for input `b` or even of `a` to be true
    ✗ all of
       ✓ a is set
       ✗ any of

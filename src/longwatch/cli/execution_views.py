@@ -88,6 +88,7 @@ def explanation_json(explanation: Explanation) -> JsonObject:
             "node": each.node,
             "state": each.state,
             "text": each.text,
+            "error": each.error,
             "gate": None if each.gate is None else _finding_json(each.gate),
         }
         for each in explanation.nodes
@@ -120,6 +121,7 @@ def _finding_json(result: GateResult) -> JsonObject:
     return {
         "text": result.text,
         "met": result.met,
+        "error": result.error or None,
         "parts": [_finding_json(part) for part in result.parts],
     }
 

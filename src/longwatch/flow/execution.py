@@ -18,7 +18,13 @@ from longwatch.errors import (
     UsageError,
 )
 from longwatch.flow.execution_state import LEASED, AttemptEndCause, ExecutionState, GraphId
-from longwatch.flow.explanation import Explanation, explain, node_statuses, unreachable_nodes
+from longwatch.flow.explanation import (
+    Explanation,
+    explain,
+    node_statuses,
+    short_error,
+    unreachable_nodes,
+)
 from longwatch.flow.graph import Graph
 from longwatch.flow.propagation import NodeStatus, propagate
 from longwatch.flow.records import LoadedExecutions, change_channel
@@ -408,9 +414,8 @@ class Execution:
             subject = "it" if failed_node == node else f"{failed_node!r}, which it waits for,"
             raise ComputationFailedError(
                 f"node {node!r} of {self.id} will get no value: {subject} failed "
-                f"{record.spent_attempts} "
-                f"times: {record.error};"
-                f" `retry` has it tried again"
+                f"{record.spent_attempts} times: "
+                f"{short_error(record.error or 'no error')}; `retry` tries it again"
             )
 
     def _wait(self, node: str, newer_than: int | None, timeout: float | None) -> Any:

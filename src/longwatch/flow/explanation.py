@@ -1,49 +1,60 @@
-"""Why is nothing happening? For every node of an execution: how it stands, and what it waits
-for, as a tree.
-"""
+"""Explains for every node of an execution what state it is in and what it waits for, as a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from longwatch.flow.execution_state import LEASED, Attempt, ExecutionState, NodeRecord
-from longwatch.flow.gates import NOT_TEXT, GateResult
+from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
 from longwatch.flow.nodes import Node
-from longwatch.flow.propagation import NodeStatus, input_revisions, status_of
+from longwatch.flow.propagation import NodeStatus, awaiting_nodes, input_revisions, status_of
 from longwatch.store.blame import DEFAULT_BUDGET
+
+MAX_SHOWN_ERROR = 120
+"""Characters of an error that an explanation shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
     """The state of one node. `state` is one word: set, unset, fresh, stale, waiting, running,
-    failed, blocked or cancelled.
+    failed, blocked or cancelled. `text` completes "the node is …". `error` is the whole error of
+    the last failed attempt, if the state follows from it.
     """
 
     node: str
     state: str
     text: str
     gate: GateResult | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All nodes of an execution, those that are set from outside first; `str` draws the tree."""
+    """All nodes of an execution, the inputs first; `str` draws the tree."""
 
     execution: str
     nodes: tuple[NodeExplanation, ...]
 
     def describe(self, node: str) -> str:
         """One sentence about one node."""
-        return next(f"{facts.node} {facts.text}" for facts in self.nodes if facts.node == node)
+        return next(f"{facts.node} is {facts.text}" for facts in self.nodes if facts.node == node)
 
     def __str__(self) -> str:
         return "\n".join(_tree_lines(self))
 
 
+def short_error(error: str) -> str:
+    """The first line of an error, cut to a length that fits in a line."""
+    first, *others = error.strip().splitlines() or [""]
+    is_cut = len(first) > MAX_SHOWN_ERROR or any(map(str.strip, others))
+    return f"{first[:MAX_SHOWN_ERROR]}…" if is_cut else first
+
+
 def node_statuses(graph: Graph, state: ExecutionState) -> dict[str, NodeStatus]:
-    """What is up with every node that is computed; changes nothing."""
+    """The status of every computed node; changes nothing."""
     found: dict[str, NodeStatus] = {}
     unsettled: set[str] = set()
     for node in graph.computed_nodes:
@@ -54,8 +65,8 @@ def node_statuses(graph: Graph, state: ExecutionState) -> dict[str, NodeStatus]:
 
 
 def unreachable_nodes(graph: Graph, state: ExecutionState) -> dict[str, str]:
-    """The nodes that will get no value of the present inputs, each with the node that was given
-    up and is to blame for it.
+    """The nodes that will get no value from the present inputs, each with the node whose failure
+    is the cause.
     """
     found: dict[str, str] = {}
     for name, status in node_statuses(graph, state).items():
@@ -75,44 +86,86 @@ def unreachable_nodes(graph: Graph, state: ExecutionState) -> dict[str, str]:
 
 
 def explain(graph: Graph, state: ExecutionState) -> Explanation:
+    """Explain every node of an execution; changes nothing."""
     statuses = node_statuses(graph, state)
     inputs = [_explain_input(node, state) for node in graph.nodes.values() if node.is_input]
-    return Explanation(
-        state.id,
-        (*inputs, *(_explain_computed(node, state, statuses) for node in graph.computed_nodes)),
-    )
+    computed = [_explain_computed(node, graph, state, statuses) for node in graph.computed_nodes]
+    return Explanation(state.id, (*inputs, *computed))
 
 
 def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
     if state.is_set(node.name):
-        return NodeExplanation(
-            node.name, "set", f"is set, at revision {state.revision_of(node.name)}"
-        )
-    return NodeExplanation(node.name, "unset", "waits for somebody to set it")
+        return NodeExplanation(node.name, "set", f"set at revision {state.revision_of(node.name)}")
+    return NodeExplanation(node.name, "unset", "not set")
 
 
 def _explain_computed(
-    node: Node, state: ExecutionState, statuses: dict[str, NodeStatus]
+    node: Node, graph: Graph, state: ExecutionState, statuses: Mapping[str, NodeStatus]
 ) -> NodeExplanation:
-    label, text = _EXPLAINERS[statuses[node.name]](node, state, statuses)
+    status, error = statuses[node.name], None
+    match status:
+        case NodeStatus.BLOCKED:
+            label, text = "blocked", _blocked_text(node, graph, state)
+        case NodeStatus.FRESH:
+            label, text = "fresh", f"computed at revision {state.revision_of(node.name)}"
+        case NodeStatus.STALE:
+            label, text = "stale", _stale_text(node, statuses)
+        case NodeStatus.ATTEMPT_OPEN:
+            label, text, error = _explain_open(node, state)
+        case NodeStatus.FAILED:
+            record = state.node(node.name)
+            label, error = "failed", record.error
+            text = (
+                f"given up after {_pluralize(record.spent_attempts, 'attempt')}; retry it, or "
+                f"change one of its inputs"
+            )
+        case NodeStatus.READY:
+            label, text = "waiting", "ready; the next get, set or sweep queues it"
     if state.cancelled and label not in {"fresh", "stale"}:
-        label, text = "cancelled", "is not computed any more: the execution was cancelled"
-    return NodeExplanation(node.name, label, text, node.gate.evaluate(state))
+        label, text, error = "cancelled", "not computed: the execution was cancelled", None
+    return NodeExplanation(node.name, label, text, node.gate.evaluate(state), error)
 
 
-def _explain_blocked(
-    node: Node,
-    state: ExecutionState,
-    statuses: dict[str, NodeStatus],  # noqa: ARG001 - as its neighbours
-) -> tuple[str, str]:
-    return (
-        "blocked",
-        f"waits for its gate: {', '.join(dict.fromkeys(_unmet(node.gate.evaluate(state))))}",
-    )
+# --- gates ---
+
+
+def _blocked_text(node: Node, graph: Graph, state: ExecutionState) -> str:
+    if node.name in awaiting_nodes(graph, state):
+        needs = dict.fromkeys(_needs(node.gate, graph, state))
+        return f"waiting for {' and '.join(needs) or 'its gate'}"
+    reasons = dict.fromkeys(_unmet(node.gate.evaluate(state)))
+    return f"not computed, because {' and '.join(reasons)}"
+
+
+def _needs(gate: Gate, graph: Graph, state: ExecutionState, *, wanted: bool = True) -> list[str]:
+    """The conditions that have to change before a gate is met; before it is unmet if not `wanted`.
+    Each completes "waiting for …".
+    """
+    result = gate.evaluate(state)
+    if result.met is wanted and not result.has_error:
+        return []
+    match gate:
+        case Not(part):
+            return _needs(part, graph, state, wanted=not wanted)
+        case AllOf(parts) | AnyOf(parts):
+            needs = [_needs(part, graph, state, wanted=wanted) for part in parts]
+            if isinstance(gate, AllOf) is wanted:
+                return list(chain.from_iterable(needs))
+            return [" or ".join(" and ".join(each) for each in needs if each)]
+        case When() if state.is_set(gate.node):
+            end = ", which raises an error" if result.has_error else f" to be {wanted}".lower()
+            return [f"{gate.text} of `{gate.node}`{end}"]
+    return [_value_need(graph, state, name) for name in gate.nodes]
+
+
+def _value_need(graph: Graph, state: ExecutionState, node: str) -> str:
+    if state.is_set(node):
+        return f"`{node}` to be unset"
+    return f"{'input' if graph.nodes[node].is_input else 'node'} `{node}`"
 
 
 def _unmet(result: GateResult, *, wanted: bool = True) -> Iterator[str]:
-    """The conditions that are to blame for it."""
+    """The texts of the conditions that keep a gate from being met."""
     if result.met is wanted:
         return
     if not result.parts:
@@ -121,43 +174,31 @@ def _unmet(result: GateResult, *, wanted: bool = True) -> Iterator[str]:
         yield from _unmet(part, wanted=wanted is not (result.text == NOT_TEXT))
 
 
-def _explain_fresh(
-    node: Node,
-    state: ExecutionState,
-    statuses: dict[str, NodeStatus],  # noqa: ARG001
-) -> tuple[str, str]:
-    return "fresh", f"is computed, at revision {state.revision_of(node.name)}"
+# --- attempts ---
 
 
-def _explain_stale(
-    node: Node,
-    state: ExecutionState,  # noqa: ARG001
-    statuses: dict[str, NodeStatus],
-) -> tuple[str, str]:
+def _stale_text(node: Node, statuses: Mapping[str, NodeStatus]) -> str:
     changing = [
-        name
+        f"node `{name}`"
         for name in node.upstream
         if statuses.get(name, NodeStatus.FRESH) not in {NodeStatus.BLOCKED, NodeStatus.FRESH}
     ]
-    return "stale", f"waits for {', '.join(changing)} to be computed anew"
+    return f"out of date, waiting for {' and '.join(changing)}"
 
 
-def _explain_open(
-    node: Node,
-    state: ExecutionState,
-    statuses: dict[str, NodeStatus],  # noqa: ARG001
-) -> tuple[str, str]:
-    attempt = state.open_attempts[node.name]
-    number = _attempt_text(attempt, state.node(node.name))
+def _explain_open(node: Node, state: ExecutionState) -> tuple[str, str, str | None]:
+    attempt, record = state.open_attempts[node.name], state.node(node.name)
+    number = _attempt_text(attempt, record)
+    error = record.error if attempt.number > 1 else None
     if attempt.lease_state == LEASED:
-        return "running", f"is being computed, {number}"
-    error = state.node(node.name).error
-    after = f" after: {error}" if error and attempt.number > 1 else ""
-    return "waiting", f"is ready and waits for a worker, {number}{after}"
+        return "running", f"being computed, {number}", error
+    return "waiting", f"waiting for a worker, {number}", error
 
 
 def _attempt_text(attempt: Attempt, record: NodeRecord) -> str:
-    """Which attempt it is; crashes and losses have budgets of their own and are said apart."""
+    """The number of an attempt. Crashes and losses have budgets of their own and are counted
+    apart.
+    """
     if record.attempted_with != attempt.computed_with or not (record.crashes or record.lost):
         return f"attempt {attempt.number} of {attempt.spec.max_attempts}"
     return (
@@ -167,53 +208,33 @@ def _attempt_text(attempt: Attempt, record: NodeRecord) -> str:
     )
 
 
-def _explain_failed(
-    node: Node,
-    state: ExecutionState,
-    statuses: dict[str, NodeStatus],  # noqa: ARG001
-) -> tuple[str, str]:
-    record = state.node(node.name)
-    return (
-        "failed",
-        (
-            f"was given up after {record.spent_attempts} attempts: {record.error}; retry it, "
-            f"or change "
-            f"what it comes after"
-        ),
-    )
+def _pluralize(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _explain_ready(
-    node: Node,  # noqa: ARG001
-    state: ExecutionState,  # noqa: ARG001
-    statuses: dict[str, NodeStatus],  # noqa: ARG001
-) -> tuple[str, str]:
-    return (
-        "waiting",
-        "could be computed, and is not in line yet: the next change or sweep puts it there",
-    )
+# --- the tree ---
 
-
-_EXPLAINERS = {
-    NodeStatus.BLOCKED: _explain_blocked,
-    NodeStatus.FRESH: _explain_fresh,
-    NodeStatus.STALE: _explain_stale,
-    NodeStatus.ATTEMPT_OPEN: _explain_open,
-    NodeStatus.FAILED: _explain_failed,
-    NodeStatus.READY: _explain_ready,
-}
 _MARKS = {True: "✓", False: "✗"}
+_INDENT = "   "
 
 
 def _tree_lines(explanation: Explanation) -> Iterator[str]:
     yield f"execution {explanation.execution}"
+    has_error = False
     for facts in explanation.nodes:
-        yield f"{facts.node}: {facts.state}; it {facts.text}"
+        yield f"{facts.node}: {facts.text}"
+        if facts.error:
+            has_error = True
+            yield f"{_INDENT}last error: {short_error(facts.error)}"
         if facts.gate is not None:
             yield from _gate_lines(facts.gate, depth=1)
+    if has_error:
+        yield (f"errors in full: longwatch flow show MODULE:FLOW {explanation.execution} --errors")
 
 
 def _gate_lines(result: GateResult, *, depth: int) -> Iterator[str]:
-    yield f"{'   ' * depth}{_MARKS[result.met]} {result.text}"
+    yield f"{_INDENT * depth}{_MARKS[result.met]} {result.text}"
+    if result.error:
+        yield f"{_INDENT * (depth + 1)}error: {short_error(result.error)}"
     for part in result.parts:
         yield from _gate_lines(part, depth=depth + 1)

@@ -34,7 +34,9 @@ class GateResult(NamedTuple):
     met: bool
     parts: tuple[GateResult, ...] = ()
     has_error: bool = False
-    """Whether it cannot be said: a test raised. The contrary is not met either, then."""
+    """Whether a test raised. Then the negation of this condition is not met either."""
+    error: str = ""
+    """What this test raised."""
 
 
 class Gate(ABC):
@@ -90,14 +92,15 @@ class When(Gate):
 
     def evaluate(self, view: NodeView) -> GateResult:
         if not view.is_set(self.node):
-            return GateResult(f"{self.node} is not set, so {self.text} cannot be asked", met=False)
+            return GateResult(f"{self.node} is not set", met=False)
         try:
             met = bool(self.predicate(view.value(self.node)))
         except BaseException as error:  # noqa: BLE001 - it is anybody's code, and may exit; what cannot be said is not met
             return GateResult(
-                f"{self.text} of {self.node} raised {describe_error(error)}",
+                f"{self.text} of {self.node} raised an error",
                 met=False,
                 has_error=True,
+                error=describe_error(error),
             )
         return GateResult(f"{self.text} of {self.node} is {'true' if met else 'false'}", met)
 

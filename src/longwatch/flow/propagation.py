@@ -63,21 +63,23 @@ def _progress(graph: Graph, state: ExecutionState, *, has_failed: bool) -> Progr
     known = len(graph.computed_nodes)
     if state.open_attempts or state.new_attempts:
         return Progress(known)
-    return Progress(known, known, is_done=not (has_failed or lacks_input(graph, state)))
+    return Progress(known, known, is_done=not (has_failed or awaiting_nodes(graph, state)))
 
 
-def lacks_input(graph: Graph, state: ExecutionState) -> bool:
-    """Whether a node is blocked that an input could unblock. A node behind a gate that the present
-    values decide is not: its branch was not taken.
+def awaiting_nodes(graph: Graph, state: ExecutionState) -> set[str]:
+    """The blocked nodes whose gate a new value could meet, or whose gate raises. The others are
+    decided by the present values: their branch was not taken.
     """
+    awaiting: set[str] = set()
     decided = {name for name in graph.nodes if state.is_set(name)}
     for node in graph.computed_nodes:
         if node.gate.is_met(state):
             continue
         if node.gate.may_be_met(state, decided) or node.gate.evaluate(state).has_error:
-            return True
-        decided.add(node.name)
-    return False
+            awaiting.add(node.name)
+        else:
+            decided.add(node.name)
+    return awaiting
 
 
 def _propagate_node(
