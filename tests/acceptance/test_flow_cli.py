@@ -123,10 +123,12 @@ WITH_CODE = (
     ("graph",),
     ("graph", "--execution", "abc"),
     ("set", "abc", "job=1"),
+    ("unset", "abc", "job"),
     ("retry", "abc", "pages"),
     ("abandon", "abc", "pages"),
     ("cancel", "abc"),
     ("sweep",),
+    ("start", "jobs"),
     ("work",),
 )
 
@@ -145,7 +147,7 @@ def test_a_store_that_is_not_there_is_told_and_not_made(
     assert "no store at sqlite:///nope.db; check the URL; the first flow.start(…) makes it" == told
 
 
-@pytest.mark.parametrize("words", [*LOOKING, *WITH_CODE[2:-1], WITH_CODE[0]], ids=" ".join)
+@pytest.mark.parametrize("words", [*LOOKING, *WITH_CODE[2:-2], WITH_CODE[0]], ids=" ".join)
 def test_a_flow_in_which_nothing_was_started_is_told_and_its_store_not_made(
     place: FlowDirectory, words: tuple[str, ...]
 ) -> None:
@@ -204,6 +206,19 @@ def test_code_that_cannot_be_used_is_told_in_one_line(place: FlowDirectory, targ
             ("set", TARGET, "abc"),
             "NODE=VALUE is missing; write: longwatch flow set module:flow ID NODE=VALUE",
         ),
+        (("start", TARGET), "GRAPH is missing; write: longwatch flow start module:flow GRAPH"),
+        (
+            ("start", TARGET, "jobs", "job"),
+            "'job' sets nothing; write it as NODE=VALUE, such as url=https://example.org",
+        ),
+        (
+            ("start", TARGET, "jobz"),
+            "graph 'jobz' was not given to this Flow: Flow(store, graphs=[...]); did you mean ",
+        ),
+        (
+            ("unset", TARGET, "abc"),
+            "NODE is missing; write: longwatch flow unset module:flow ID NODE",
+        ),
         (("ls", TARGET, "abc"), "'abc' is too much; write: longwatch flow ls module:flow"),
         (
             ("abandon", TARGET, "abc", "pages", "more"),
@@ -253,6 +268,7 @@ def test_words_that_are_no_text_are_wrong_use(place: FlowDirectory) -> None:
         ("cancel",),
         ("graph", "--execution"),
         ("set",),
+        ("unset",),
         ("retry",),
         ("abandon",),
     ],
@@ -262,7 +278,9 @@ def test_an_execution_that_is_not_there_is_told(
     place: FlowDirectory, words: tuple[str, ...]
 ) -> None:
     place.start()
-    more = {"set": ["job=1"], "retry": ["pages"], "abandon": ["pages"]}.get(words[0], [])
+    more = {"set": ["job=1"], "unset": ["job"], "retry": ["pages"], "abandon": ["pages"]}.get(
+        words[0], []
+    )
     command, *options = words
     told = place.refusal_of(command, TARGET, *options, "abc", *more)
     assert told.startswith("there is no execution 'abc' in sqlite:///flow.db")
@@ -459,7 +477,8 @@ def test_explain_prints_the_tree_and_tells_it_to_machines(place: FlowDirectory) 
     assert [("job", "set"), ("draft", "unset"), ("pages", "waiting"), ("report", "blocked")] == [
         (each["node"], each["state"]) for each in told["nodes"]
     ]
-    assert {"text": "job is set", "met": True, "parts": []} == told["nodes"][2]["gate"]["parts"][0]
+    job_is_set = {"text": "job is set", "met": True, "error": None, "parts": []}
+    assert job_is_set == told["nodes"][2]["gate"]["parts"][0]
     assert place.output("explain", started.id, LONGWATCH_FLOW=TARGET) == place.output(
         "explain", TARGET, started.id
     )
@@ -528,6 +547,64 @@ def test_set_sets_all_in_one_revision(place: FlowDirectory) -> None:
     told = place.output("set", started.id, "job=1", "draft=2", LONGWATCH_FLOW=TARGET)
     assert [f"execution {started.id} has its inputs, at revision 2"] == told
     assert {"job": 1, "draft": 2} == started.values()
+
+
+def test_unset_unsets_inputs_and_what_was_computed_from_them(place: FlowDirectory) -> None:
+    started = place.computed({"id": "a", "pages": 3})
+    started.set(draft=1)
+    told = place.output("unset", TARGET, started.id, "job", "draft")
+    assert [f"execution {started.id} has no job, draft, at revision 4"] == told
+    assert {} == started.values()
+    assert {"execution": started.id, "revision": 4} == place.json_output(
+        "unset", TARGET, started.id, "job"
+    )
+
+
+def test_start_makes_the_store_and_starts_an_execution_with_its_inputs(
+    place: FlowDirectory,
+) -> None:
+    told = place.json_output("start", TARGET, "jobs", 'job={"id": "a", "pages": 3}', "draft=x")
+    assert {"graph": "jobs", "version": "1", "revision": 1} == {
+        name: told[name] for name in ("graph", "version", "revision")
+    }
+    started = place.flow.execution(told["execution"])
+    assert {"job": {"id": "a", "pages": 3}, "draft": "x"} == started.values()
+    with place.flow.worker():
+        assert 3 == started.get("pages", timeout=TIMEOUT)
+    [line] = place.output("start", "jobs", "job=1", "--text", LONGWATCH_FLOW=TARGET)
+    newest = place.flow.executions()[0]
+    assert f"execution {newest.id} of jobs 1, at revision 1" == line
+    assert {"job": "1"} == place.flow.execution(newest.id).values()
+
+
+def test_start_with_a_key_starts_one_execution(place: FlowDirectory) -> None:
+    first, second = (
+        place.json_output("start", TARGET, "jobs", "--key", "today", f"draft={number}")
+        for number in (1, 2)
+    )
+    assert first == second
+    assert {"draft": 1} == place.flow.execution(first["execution"]).values()
+    other = place.json_output("start", TARGET, "jobs", "--key", "tomorrow")
+    assert first["execution"] != other["execution"]
+
+
+def test_explain_shows_an_error_on_its_own_line_and_where_all_of_it_is(
+    place: FlowDirectory,
+) -> None:
+    started = place.start(error="first\n--- stderr\nsecond")
+    with place.flow.worker():
+        assert eventually(lambda: len(started.computations()) > 1)
+    told = place.output("explain", TARGET, started.id)
+    line = next(each for each in told if each.startswith("pages: "))
+    assert "pages: waiting for a worker, attempt 2 of 3" == line
+    assert "   last error: ValueError: first…" == told[told.index(line) + 1]
+    assert f"errors in full: longwatch flow show MODULE:FLOW {started.id} --errors" == told[-1]
+    [pages] = [
+        each
+        for each in place.json_output("explain", TARGET, started.id)["nodes"]
+        if each["node"] == "pages"
+    ]
+    assert "ValueError: first\n--- stderr\nsecond" == pages["error"]
 
 
 def test_abandon_retry_and_cancel_act_on_an_execution(place: FlowDirectory) -> None:

@@ -168,7 +168,8 @@ def parse_value(node: str, text: str) -> Any:
             return text
         if not text:
             raise UsageError(
-                f"the value of {node!r} is empty; --text sets empty text, `unset` is for code"
+                f"the value of {node!r} is empty; --text sets empty text, `longwatch flow "
+                f"unset` unsets it"
             ) from None
         if text in _PYTHON_LITERALS:
             raise UsageError(

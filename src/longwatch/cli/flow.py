@@ -233,6 +233,57 @@ def graph(
     )
 
 
+AsText = Annotated[bool, typer.Option("--text", help="The values are plain text, not JSON.")]
+
+
+@app.command()
+def start(
+    words: Annotated[
+        list[str] | None,
+        _argument(
+            "[MODULE:FLOW] GRAPH [NODE=VALUE]...", "The Flow, the graph, and values of its inputs."
+        ),
+    ] = None,
+    *,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            callback=valid_text,
+            help="An execution of the graph that has this key is returned, not a new one.",
+        ),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", callback=valid_text, help="Of the graph. [the last given]"),
+    ] = None,
+    text: AsText = False,
+    json: Json = False,
+) -> None:
+    """Start an execution of a graph, with these inputs set.
+
+    A worker computes it: `longwatch flow work`. A SQLite store is made if it does not
+    exist. A VALUE is JSON or text, as for `longwatch flow set`.
+    """
+    from longwatch.app.flows import load_flow  # noqa: PLC0415 - help must not wait for it
+
+    named, [graph, *assignments] = _parse_words("start", words, "GRAPH", more=True)
+    values = _parse_assignments(assignments, as_text=text)
+    with load_flow(_require_flow(named, "start")) as flow:
+        started = flow.start(graph, values, version=version, idempotency_key=key)
+        revision = started.revision
+    output.print_result(
+        f"execution {started.id} of {started.graph} {started.version}, at revision {revision}",
+        {
+            "execution": started.id,
+            "graph": started.graph,
+            "version": started.version,
+            "revision": revision,
+        },
+        as_json=json,
+    )
+
+
 @app.command("set")
 def set_(
     assignments: Annotated[
@@ -243,9 +294,7 @@ def set_(
         ),
     ] = None,
     *,
-    text: Annotated[
-        bool, typer.Option("--text", help="The values are plain text, not JSON.")
-    ] = False,
+    text: AsText = False,
     json: Json = False,
 ) -> None:
     """Set inputs of an execution, all at once.
@@ -255,18 +304,30 @@ def set_(
     A VALUE is JSON. One that is not, and does not begin like JSON or a number, is
     text: `url=https://example.org` does without quotes, a date needs them, or --text.
     """
-    from longwatch.app.flows import parse_value  # noqa: PLC0415 - help must not wait for it
-
     named, [identity, *words] = _parse_words("set", assignments, "ID", "NODE=VALUE", more=True)
-    pairs = [_assignment(word) for word in words]
-    values = {node: value if text else parse_value(node, value) for node, value in pairs}
-    if len(values) < len(pairs):
-        raise UsageError(
-            f"a node is set twice: {', '.join(node for node, _ in pairs)}; set each once"
-        )
+    values = _parse_assignments(words, as_text=text)
     with _open_existing(named, "set") as flow:
         revision = flow.execution(identity).set(values)
     _print_revision(identity, revision, "has its inputs", as_json=json)
+
+
+@app.command()
+def unset(
+    nodes: Annotated[
+        list[str] | None,
+        _argument("[MODULE:FLOW] ID NODE...", "The Flow, the execution, and its inputs."),
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Unset inputs of an execution, all at once.
+
+    Values that were computed from them are cleared.
+    """
+    named, [identity, *names] = _parse_words("unset", nodes, "ID", "NODE", more=True)
+    with _open_existing(named, "unset") as flow:
+        revision = flow.execution(identity).unset(*names)
+    _print_revision(identity, revision, f"has no {', '.join(names)}", as_json=json)
 
 
 @app.command()
@@ -378,6 +439,19 @@ def _open_to_read(named: str | None, store: str | None) -> AbstractContextManage
         return existing_flow(target)
     named_store = store or os.environ.get("LONGWATCH_STORE")
     return existing_flow_store(named_store or DEFAULT_STORE, is_explicit=bool(named_store))
+
+
+def _parse_assignments(words: Sequence[str], *, as_text: bool) -> dict[str, Any]:
+    """The values of NODE=VALUE words, by node."""
+    from longwatch.app.flows import parse_value  # noqa: PLC0415 - help must not wait for it
+
+    pairs = [_assignment(word) for word in words]
+    values = {node: value if as_text else parse_value(node, value) for node, value in pairs}
+    if len(values) < len(pairs):
+        raise UsageError(
+            f"a node is set twice: {', '.join(node for node, _ in pairs)}; set each once"
+        )
+    return values
 
 
 def _assignment(word: str) -> tuple[str, str]:
