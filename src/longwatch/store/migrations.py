@@ -1,5 +1,8 @@
 """Schema migrations: numbered files, each applied once.
 
+The first process that opens a SQLite file brings it up to date. On PostgreSQL `longwatch db
+migrate` does it, or a store that was opened with `auto_migrate=True`.
+
 `schema/NNNN_name.DIALECT.sql` migrates from version NNNN - 1 to NNNN. A migration and the record of
 it are one transaction. So a process that dies in it leaves the version before, and processes that
 start together apply each migration once. The first version is 4. Older stores have other names for

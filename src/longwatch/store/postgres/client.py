@@ -176,7 +176,7 @@ class PostgresClient:
     # --- the schema ---
 
     def prepare(self, deadline: Deadline) -> None:
-        """Check the schema once per process, and migrate it if that is allowed."""
+        """Check the schema once per process; migrate it with `auto_migrate`."""
         if self._is_prepared:
             return
         left = deadline.remaining()
