@@ -304,7 +304,7 @@ def test_an_execution_that_is_not_there_is_told(
         (("set", "job=2026-11-15"), "the value of 'job' is not JSON: "),
         (("set", "job=None"), "the value of 'job' is not JSON: "),
         (("set", "job="), "the value of 'job' is empty; "),
-        (("retry", "job"), "node 'job' of graph 'jobs' is an input, nobody computes it; set it"),
+        (("retry", "job"), "node 'job' of graph 'jobs' is an input and not computed; set it"),
         (("retry", "report"), "node 'report' of "),
         (("abandon", "report"), "node 'report' of "),
         (("abandon", "nothing"), "graph 'jobs' has no node 'nothing'; "),

@@ -233,7 +233,7 @@ class TestByHand:
         ):
             execution.retry("titles")
         with pytest.raises(
-            UsageError, match="node 'url' of graph 'scrape' is an input, nobody computes it; set it"
+            UsageError, match="node 'url' of graph 'scrape' is an input and not computed; set it"
         ):
             execution.retry("url")
         worker.claim()
@@ -256,7 +256,7 @@ class TestByHand:
         execution = worker.flow.start("scrape", url="abc")
         with pytest.raises(UsageError, match=r"'titles' .* has no open attempt to abandon"):
             execution.abandon("titles")
-        with pytest.raises(UsageError, match=r"'pages' .* waits for a worker, nobody is at it"):
+        with pytest.raises(UsageError, match=r"'pages' .* is queued and not running; see explain"):
             execution.abandon("pages")
         with pytest.raises(UsageError, match="is an input"):
             execution.abandon("url")

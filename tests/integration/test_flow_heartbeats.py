@@ -177,7 +177,7 @@ class TestSweep:
         again = worker.claim_one()
         assert (2, 1) == (again.item.number, again.item.failures)
         assert again.claim.term > leased.claim.term
-        assert "its worker gave no sign of life" in str(execution.computations()[0].error)
+        assert "its worker sent no heartbeat" in str(execution.computations()[0].error)
 
     def test_what_beats_past_its_deadline_is_abandoned_and_tried_again(
         self, worker: ManualWorker, execution: Execution, leased: ClaimedRow

@@ -276,7 +276,7 @@ class TestErrors:
             for name in ("b", "c"):
                 with pytest.raises(
                     ComputationFailedError,
-                    match=f"what node '{name}' returned cannot be kept: a value of type",
+                    match=f"the result of node '{name}' cannot be kept: a value of type",
                 ):
                     execution.get(name, timeout=TIMEOUT)
         assert [("failed", "permanent")] * 2 == states_of(execution)
@@ -288,7 +288,7 @@ class TestErrors:
             return a
 
         refused = pytest.raises(
-            ComputationFailedError, match="the value of 'a' is none that node 'b' takes"
+            ComputationFailedError, match="the value of 'a' does not fit the function of node 'b'"
         )
         with working(database, graph(node(typed))) as flow, refused:
             flow.start("work", a=[]).get("b", timeout=TIMEOUT)
@@ -381,7 +381,7 @@ class TestLimits:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=TIMEOUT)
         assert overran(execution, "stalled")
-        assert "it has not said that it moves for 0.3 seconds" == execution.computations()[0].error
+        assert "it did not call context.beat() for 0.3 seconds" == execution.computations()[0].error
 
     def test_one_that_says_so_goes_on(self, database: Database) -> None:
         """Only one that was itself kept from saying so, by a machine that stood still for almost

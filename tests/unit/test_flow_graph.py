@@ -108,7 +108,7 @@ class TestHoldingTogether:
     def test_an_unknown_upstream_names_the_nearest(self) -> None:
         text = refused(lambda: graph(input("url"), compute("pages", ["urls"], lambda urls: urls)))
         assert text.startswith(
-            "node 'pages' of graph 'scrape' comes after 'urls', which there is not; "
+            "node 'pages' of graph 'scrape' comes after 'urls', which does not exist; "
         )
         assert text.endswith("did you mean url?")
 
@@ -118,7 +118,7 @@ class TestHoldingTogether:
                 input("url"), compute("pages", or_("url", when("zzz", bool)), lambda **_: 0)
             )
         )
-        assert "comes after 'zzz', which there is not; define it first" in text
+        assert "comes after 'zzz', which does not exist; define it first" in text
 
     def test_two_of_a_name_are_refused(self) -> None:
         expected = "graph 'scrape' has two nodes called 'url'; give one of them another name"
@@ -188,15 +188,13 @@ def test_the_cap_of_a_graph_is_a_whole_number(most: Any) -> None:
 
 class TestFunctions:
     def test_it_waits_for_something(self) -> None:
-        assert "node 'pages' waits for nothing; name what it is computed from in after=" in refused(
+        assert "node 'pages' has no upstream nodes; name them in after=" in refused(
             lambda: compute("pages", [], pages)
         )
 
     def test_an_unknown_parameter_names_the_nearest(self) -> None:
         text = refused(lambda: compute("pages", ["urls"], pages))
-        assert text.startswith(
-            "the function of node 'pages' takes 'url', which it does not come after; "
-        )
+        assert text.startswith("the function of node 'pages' takes 'url', which is not in after=; ")
         assert text.endswith("did you mean urls?")
 
     def test_an_unknown_parameter_with_nothing_near_names_what_there_is(self) -> None:
@@ -216,7 +214,7 @@ class TestFunctions:
             return url
 
         expected = (
-            "the function of node 'x' takes 'url' by position; values are given by name, remove "
+            "the function of node 'x' takes 'url' by position; values are passed by name, remove "
             "the /"
         )
         assert expected == refused(lambda: compute("x", ["url"], positional))
@@ -242,7 +240,7 @@ class TestFunctions:
     @pytest.mark.parametrize("wrong", [max, int])
     def test_what_does_not_say_its_parameters_is_refused(self, wrong: Any) -> None:
         text = refused(lambda: compute("x", ["url"], wrong))
-        assert f"node 'x' needs a function that says its parameters, not {wrong!r}" in text
+        assert f"node 'x' needs a function with a signature, not {wrong!r}" in text
 
     def test_callables_of_other_kinds_are_taken(self) -> None:
         for each in (Site().pages, Site.count, partial(pages)):

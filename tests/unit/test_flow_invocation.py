@@ -72,13 +72,17 @@ class TestArguments:
     def test_one_that_is_not_of_its_type_never_will_be(self, value: Any) -> None:
         def typed(a: Site) -> None: ...
 
-        with pytest.raises(PermanentError, match="the value of 'a' is none that node 'x' takes: "):
+        with pytest.raises(
+            PermanentError, match="the value of 'a' does not fit the function of node 'x': "
+        ):
             arguments_of(typed, a=value)
 
     def test_a_type_that_nothing_can_be_read_as_says_so(self) -> None:
         def typed(a: Any, b: _Foreign) -> None: ...
 
-        with pytest.raises(PermanentError, match="the value of 'b' is none that node 'x' takes: "):
+        with pytest.raises(
+            PermanentError, match="the value of 'b' does not fit the function of node 'x': "
+        ):
             arguments_of(typed, a=1, b={})
 
 
@@ -110,7 +114,7 @@ class TestResults:
     )
     def test_that_cannot_be_kept_never_will_be(self, result: Any) -> None:
         with pytest.raises(
-            PermanentError, match="what node 'x' returned cannot be kept: a value of type "
+            PermanentError, match="the result of node 'x' cannot be kept: a value of type "
         ):
             encode_result(compute("x", "a", lambda a: a), result)
 
@@ -124,5 +128,5 @@ class TestResults:
     def test_that_refer_to_themselves_never_will_be(self) -> None:
         loop: list[Any] = []
         loop.append(loop)
-        with pytest.raises(PermanentError, match="what node 'x' returned cannot be kept: "):
+        with pytest.raises(PermanentError, match="the result of node 'x' cannot be kept: "):
             encode_result(compute("x", "a", lambda a: a), loop)

@@ -142,7 +142,9 @@ class TestUnknown:
         assert text.endswith("did you mean abandon_after_seconds?")
 
     def test_without_a_near_one_all_are_named(self) -> None:
-        assert "known are abandon_after_seconds, heartbeat_interval_seconds" in refused(zzz=1)
+        assert "known options are abandon_after_seconds, heartbeat_interval_seconds" in refused(
+            zzz=1
+        )
 
 
 def pages(url: str) -> int:

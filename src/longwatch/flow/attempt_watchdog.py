@@ -1,13 +1,16 @@
-"""The watchdog of a worker's attempts: which of them may go on, and which have timed out.
+"""The watchdog of a worker's attempts: beats for attempts within their limits, and abandons those
+that have timed out.
 
-One thread. While something runs it wakes every second, and at every deadline. An attempt within its
-limits gets a beat, so that its slot counts as alive for as long as this thread turns, whatever its
-code does. One that is past its deadline, or has not said for too long that it moves, is ruled on:
-how it is settled is decided from here on; the store is told at once, which has it tried again, and
-the code is told to stop. Code that does not gets no more beats: its slot is out of service, and the
-watchdog's rule applies. Its waits end at moments that it computes anew each time (`host.periodic`
-keeps one interval), so it turns a loop of its own. Heartbeats in the store are not made here: the
-engine's lease renewer renews all of a worker's attempts in one statement.
+It has one thread. While attempts run, the thread wakes every second and at every deadline. An
+attempt within its limits gets a beat, so its slot counts as alive while this thread runs, whatever
+its code does. An attempt that is past its deadline, or has not called `beat` for
+`progress_timeout_seconds`, is abandoned: the watchdog decides its settlement, settles it in the
+store at once, which opens the next attempt, and cancels the code. Code that does not stop gets no
+more beats: its slot is out of service, and the rule of the process watchdog applies.
+
+The thread computes the end of each wait anew, so `host.periodic` with its fixed interval does not
+fit. The watchdog makes no heartbeats in the store: the engine's lease renewer renews all attempts
+of a worker in one statement.
 """
 
 from __future__ import annotations
@@ -31,19 +34,19 @@ from longwatch.host.background_thread import BackgroundThread
 
 BEAT_INTERVAL = 1.0
 _SETTLE_WAIT = 0.5
-"""Seconds that a store has to answer, before work is told to stop without that."""
+"""Seconds to wait for the store before the code is cancelled anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """An attempt under way."""
+    """A running attempt."""
 
     work: RowContext
     context: FlowContext
     progress_timeout: float | None
 
     def expiry(self) -> tuple[float, AttemptEndCause]:
-        """When its time is over, on the clock of its deadline, and why."""
+        """When the attempt times out, on the clock of its deadline, and the cause."""
         deadline = self.context.deadline.at
         if self.progress_timeout is None:
             return deadline, AttemptEndCause.DEADLINE
@@ -56,8 +59,8 @@ class RunningAttempt:
 
 
 class AttemptWatchdog:
-    """Watches what runs. `settle` has the store conclude an attempt; whether it was still its
-    claimant's.
+    """Watches the running attempts of a worker. `settle` settles attempts in the store and returns
+    for each whether its claim still held. Thread-safe.
     """
 
     def __init__(
@@ -108,8 +111,8 @@ class AttemptWatchdog:
             self._check()
 
     def _next_wait(self) -> float | None:
-        """Until the next thing to do; after a round in which nothing ran, for ever: who begins
-        something rarely has to wake it.
+        """Seconds until the next check; None, for ever, after a check in which nothing ran. So
+        `add` rarely has to wake the thread.
         """
         now = self._clock.monotonic()
         with self._lock:
@@ -141,9 +144,10 @@ class AttemptWatchdog:
             self._settle_soon()
 
     def _abandon(self, running: RunningAttempt, cause: AttemptEndCause) -> None:
-        """It has had its time: what it says does not count from here on. It is told to stop once
-        the store knows, or does not answer in a moment: one that obeys at once would otherwise be
-        settled twice.
+        """Abandon an attempt: from here on its result does not count.
+
+        Its code is cancelled after the store has settled it, or does not reply in time. Otherwise
+        code that stops at once would be settled twice.
         """
         item = running.work.claimed.item
         limit = running.progress_timeout if cause is AttemptEndCause.STALLED else item.abandon_after
@@ -159,8 +163,8 @@ class AttemptWatchdog:
         running.work.cancel.cancel(str(cause))
 
     def _settle_soon(self) -> None:
-        """In a thread of its own, because a store that does not answer must not keep others from
-        their beats and their ends.
+        """Settle in a thread of its own: a store that does not reply must not delay the beats and
+        timeouts of other attempts.
         """
         if self._settle_thread is None or self._settle_thread.done.is_set():
             self._settle_thread = BackgroundThread(
@@ -170,7 +174,7 @@ class AttemptWatchdog:
         self._settle_thread.done.block(_SETTLE_WAIT)
 
     def _settle_abandoned(self) -> None:
-        """Have the store know, as often as it takes; if its slot was quicker, that has counted."""
+        """Settle abandoned attempts, with retries. If the slot settled first, its result counts."""
         while self._unsettled and not self._is_stopping:
             running = self._unsettled[0]
             ruling = running.work.forced_settlement
@@ -192,5 +196,5 @@ class AttemptWatchdog:
 
 _ERROR_TEXTS = {
     AttemptEndCause.DEADLINE: "it took longer than",
-    AttemptEndCause.STALLED: "it has not said that it moves for",
+    AttemptEndCause.STALLED: "it did not call context.beat() for",
 }

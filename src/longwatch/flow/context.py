@@ -1,4 +1,4 @@
-"""What the function of a node is told about the attempt it is, and what it can say."""
+"""`FlowContext`: the attempt as the function of a node sees it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ _LOGGER = logging.getLogger("longwatch.flow")
 
 
 class FlowContext(UserContext):
-    """One attempt. `execution` and `node` say what it computes, `deadline` until when it may.
+    """One attempt. `execution` and `node` name what it computes, `deadline` is its time limit.
 
-    Code that takes long looks at `cancelled` now and then: it says stop, because the deadline has
-    passed, the inputs have changed, or the worker shuts down. Once `lease_lost` is true, nothing it
-    does counts any more. `beat` says that the work moves; only a node with
-    `progress_timeout_seconds` has to call it.
+    Long-running code should check `cancelled`. It is true once the deadline has passed, the inputs
+    have changed, or the worker shuts down. Once `lease_lost` is true, the store refuses the result.
+    `beat` reports progress; only a node with `progress_timeout_seconds` has to call it.
     """
 
     __slots__ = ("_clock", "deadline", "diagnostics", "execution", "node", "progressed_at")
@@ -29,19 +28,21 @@ class FlowContext(UserContext):
         self.node: str = row_context.claimed.item.node
         self.deadline = deadline
         self.progressed_at = clock.monotonic()
-        """When it last said that it moves; from its beginning until then."""
+        """When `beat` was called last; before the first call, when the attempt began."""
         self.diagnostics: Callable[[], str] = str
-        """For who gives it up: what can be told of where its code is; answers within a second."""
+        """Returns, within a second, what is known about where the code is; for the error of an
+        attempt that timed out.
+        """
         self._clock = clock
 
     def beat(self, progress: object = None) -> None:
-        """Say that the work moves, and with `progress` how far it is."""
+        """Report that the work makes progress; `progress` says how far it is."""
         self.progressed_at = self._clock.monotonic()
         self._row_context.beat(progress)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records carry the ids."""
+        """A logger whose records have execution, node and attempt."""
         return IdentifiedLogger(
             _LOGGER, {"execution": self.execution, "node": self.node, "attempt": self.attempt}
         )

@@ -1,8 +1,8 @@
-"""Pictures of a graph, and of how an execution of it stands: as text for a terminal, as Mermaid for
-a page.
+"""Draws a graph, or an execution of it with the states of its nodes: as text for a terminal, or as
+Mermaid for a page.
 
-Pure: a graph, and the state of an execution if there is one, in; text out. States are those of
-`explain`.
+The functions are pure: they take a graph and optionally the state of an execution, and return text.
+The states are those of `explain`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ _COLOURS = {
 
 
 def text_diagram(graph: Graph, execution_state: ExecutionState | None = None) -> str:
-    """A line for every node, each below those that it depends on: its name, its kind, its state,
-    and its gate in words.
-    """
+    """Draw a line for every node in topological order: its name, kind, state and gate."""
     rows = [_row(node, state) for node, state in _node_states(graph, execution_state)]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = (_format_row(row, widths) for row in rows)
@@ -41,8 +39,8 @@ def text_diagram(graph: Graph, execution_state: ExecutionState | None = None) ->
 
 
 def mermaid_diagram(graph: Graph, execution_state: ExecutionState | None = None) -> str:
-    """The source of a flowchart. Arrows say what they ask of a value; one with dots is met by
-    what is not so.
+    """The source of a Mermaid flowchart. Labels of arrows are tests of the value. A dotted arrow is
+    a negation.
     """
     nodes = _node_states(graph, execution_state)
     chart = _Flowchart({node.name: f"n{number}" for number, (node, _) in enumerate(nodes, 1)})
@@ -63,7 +61,7 @@ def mermaid_diagram(graph: Graph, execution_state: ExecutionState | None = None)
 
 
 def gate_text(gate: Gate) -> str:
-    """A gate in words: `pages and (draft or not final)`, `is_long(pages)`."""
+    """A gate as text: `pages and (draft or not final)`, `is_long(pages)`."""
     match gate:
         case IsSet(node):
             return node
@@ -83,17 +81,15 @@ def gate_text(gate: Gate) -> str:
 
 
 def node_kind(node: Node) -> str:
-    """`input`, `compute`, or whatever it says that it is."""
+    """The kind of a node: `input`, `compute`, or its own attribute `kind`."""
     return str(getattr(node, "kind", "input" if node.is_input else "compute"))
 
 
-# --- what both show ---
+# --- for both diagrams ---
 
 
 def _node_states(graph: Graph, execution_state: ExecutionState | None) -> list[tuple[Node, str]]:
-    """The nodes, those that are set from outside first, each with its state, which is empty
-    without an execution.
-    """
+    """The nodes, inputs first, each with its state; the state is empty without an execution."""
     nodes = [*(node for node in graph.nodes.values() if node.is_input), *graph.computed_nodes]
     states = (
         {}
@@ -113,7 +109,7 @@ def _title(graph: Graph, execution_state: ExecutionState | None) -> str:
 
 
 def _inner(gate: Gate) -> str:
-    """As part of another: in parentheses if it could be misread without."""
+    """A gate inside another one, in parentheses where they are needed."""
     several = isinstance(gate, AllOf | AnyOf) and len(gate.parts) > 1
     return f"({gate_text(gate)})" if several else gate_text(gate)
 
@@ -134,7 +130,7 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 class _Arrow(NamedTuple):
-    """From a node or a junction, with what it asks."""
+    """An arrow from a node or a junction, with the test that it stands for."""
 
     start: str
     label: str = ""
@@ -147,7 +143,7 @@ class _Arrow(NamedTuple):
 
 @dataclass(slots=True)
 class _Junctions:
-    """Where the arrows of one node's gate meet before they come to it."""
+    """Names the junctions in which the arrows of one gate meet."""
 
     prefix: str
     count: int = 0
@@ -158,8 +154,8 @@ class _Junctions:
 
 
 class _Flowchart:
-    """Lines of a flowchart. `ids`: what each node is called there, for a name may be one of
-    Mermaid's own words.
+    """Builds the lines of a flowchart. `ids` has an id for each node, because a node name may be a
+    keyword of Mermaid.
     """
 
     def __init__(self, ids: dict[str, str]) -> None:
@@ -186,7 +182,7 @@ class _Flowchart:
             )
 
     def _arrow(self, gate: Gate, junctions: _Junctions) -> _Arrow:
-        """What leads on from a gate; the junctions before it are drawn."""
+        """Draw the junctions of a gate, and return the arrow that leaves it."""
         match gate:
             case IsSet(node):
                 return _Arrow(self._ids[node])
@@ -218,7 +214,7 @@ def _gate_parts(gate: Gate) -> Iterator[Gate]:
 
 
 def _quoted(label: str) -> str:
-    """As a label: nothing in it ends it, or is read as anything but text; `<br/>` stays."""
+    """Escape a label so that Mermaid reads it as text; `<br/>` stays."""
     plain = "".join(each if each.isprintable() else " " for each in label)
     return '"' + "<br/>".join(map(_escaped, plain.split("<br/>"))) + '"'
 

@@ -1,4 +1,4 @@
-"""One execution of a graph, as its users hold it."""
+"""`Execution`: the public handle of one execution of a graph."""
 
 from __future__ import annotations
 
@@ -35,15 +35,13 @@ if TYPE_CHECKING:
 
 
 _NOTIFIED_WITHIN = 0.9
-"""Seconds within which somebody who is woken was told; later it may be that stores wake
-everybody now and then.
+"""Seconds. A waiter that was woken sooner was notified of a change. Later it may be the regular
+wakeup of the store.
 """
 
 
 class Value(NamedTuple):
-    """The value of a node. `fresh`: it is that of the present inputs, no other is being
-    computed.
-    """
+    """The value of a node. `fresh`: it was computed from the present inputs."""
 
     value: Any
     revision: int
@@ -51,9 +49,10 @@ class Value(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """One attempt. Times are wall time; `heartbeat_in` and `deadline_in` are seconds left, of one
-    that runs; `ready_in` of one that waits for its time. `failures`, `crashes` and `lost` count the
-    attempts of the same inputs that ended before it.
+    """One attempt. Times are wall time.
+
+    `heartbeat_in` and `deadline_in` are the seconds left of a running attempt, `ready_in` those of
+    a delayed one. `failures`, `crashes` and `lost` count the earlier attempts with the same inputs.
     """
 
     number: int
@@ -77,7 +76,7 @@ class Computation(NamedTuple):
     lost: int = 0
     failures: int = 0
     traceback: str | None = None
-    """Where the code of this attempt raised."""
+    """The traceback of the exception that the code raised."""
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
@@ -86,7 +85,7 @@ class Computation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExecutionSummary:
-    """An execution in a list. `number` is its place in the order of their making."""
+    """An execution in a list. `number` rises with every new execution."""
 
     id: str
     graph: str
@@ -127,8 +126,8 @@ class ExecutionSummary:
 
 
 class Execution:
-    """Sets inputs, waits for values, says how it stands. Every method may be called from any
-    thread; nothing is kept here.
+    """Sets inputs, waits for values, and shows the state of one execution. Thread-safe; it caches
+    nothing.
     """
 
     def __init__(self, flow: Flow, execution_id: str, number: int, graph_id: GraphId) -> None:
@@ -142,10 +141,9 @@ class Execution:
     # --- inputs ---
 
     def set(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> int:
-        """Set inputs, all in one revision, and have computed what follows; the revision it is at
-        then.
+        """Set inputs in one revision, and queue the nodes that depend on them.
 
-        Values that are the same as before change nothing.
+        Returns the new revision. A value that is equal to the present one changes nothing.
         """
         encoded = self._flow.encode_inputs(self._graph_id, {**(values or {}), **named})
 
@@ -156,8 +154,9 @@ class Execution:
         return self._change(work)
 
     def unset(self, *nodes: str) -> int:
-        """Take their values from inputs, and with them whatever cannot be without; the revision
-        it is at then.
+        """Unset inputs in one revision, and clear the values that depend on them.
+
+        Returns the new revision. An input without a value stays as it is.
         """
         for node in nodes:
             self._definition.require_input(node)
@@ -178,11 +177,12 @@ class Execution:
         newer_than: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """The value of a node; with `wait`, once it is that of the present inputs, and newer than a
-        revision if one is said.
+        """Return the value of a node.
 
-        DeadlineExceededError after `timeout` seconds; ComputationFailedError once it will not come;
-        NotSetError without `wait`.
+        With `wait`, block until the value was computed from the present inputs, and is newer than
+        the revision `newer_than` if given. Queues nodes that were added to the graph. Raises
+        DeadlineExceededError after `timeout` seconds, ComputationFailedError as soon as the node
+        cannot get a value, and NotSetError if the node has no value and `wait` is false.
         """
         self._definition.node(node)
         if not wait:
@@ -190,14 +190,12 @@ class Execution:
         return self._wait(node, newer_than, timeout)
 
     def value(self, node: str) -> Value | None:
-        """Its value with its revision, whether it is that of the present inputs or not; None if
-        it is not set.
-        """
+        """The present value of a node with its revision, fresh or not; None if it is not set."""
         self._definition.node(node)
         return self._value(self._load_state(), node)
 
     def values(self) -> dict[str, Any]:
-        """Everything that is set, by node."""
+        """The values of all nodes that are set, by node."""
         state = self._load_state()
         return {node: state.value(node) for node in self._definition.nodes if state.is_set(node)}
 
@@ -205,23 +203,24 @@ class Execution:
     def revision(self) -> int:
         return self._load_state().revision
 
-    # --- what it is at ---
+    # --- state ---
 
     def computations(self) -> list[Computation]:
-        """Every attempt, oldest first."""
+        """All attempts, the oldest first."""
         query = self._flow.records.sql["attempts_of_execution"]
         rows = self._flow.database.read(lambda tx: tx.rows(query, {"execution": self._number}))
         return [Computation.from_row(row) for row in rows]
 
     def explain(self) -> Explanation:
-        """For every node, what it waits for, met and unmet."""
+        """Explain for every node what state it is in and what it waits for."""
         return explain(self._definition, self._load_state())
 
-    # --- by hand ---
+    # --- operator actions ---
 
     def retry(self, node: str) -> int:
-        """Have a node that was given up, or waits for its next attempt, tried again now, with
-        all its attempts; the revision.
+        """Try a node again now, with a new budget of attempts; returns the revision.
+
+        The node was given up, or waits for its next attempt. Otherwise raises UsageError.
         """
         self._require_computed(node)
 
@@ -236,7 +235,7 @@ class Execution:
             if attempt is None and not (record is not None and record.failed):
                 raise UsageError(
                     f"node {node!r} of {self.id} was not given up, so there is nothing to "
-                    f"retry; explain() says how it stands"
+                    f"retry; see explain()"
                 )
             if attempt is not None:
                 state.cancel_attempt(attempt, AttemptEndCause.ASKED)
@@ -247,8 +246,10 @@ class Execution:
         return self._change(work)
 
     def abandon(self, node: str) -> int:
-        """Give up the attempt at a node that is under way, and have it tried again if it may be;
-        the revision.
+        """Abandon the running attempt of a node; returns the revision.
+
+        It counts as failed, and another attempt is queued if `max_attempts` allows. Raises
+        UsageError if no attempt runs.
         """
         self._require_computed(node)
 
@@ -258,20 +259,18 @@ class Execution:
             attempt = state.open_attempts.get(node)
             if attempt is None:
                 raise UsageError(
-                    f"node {node!r} of {self.id} has no open attempt to abandon; explain() "
-                    f"says how it stands"
+                    f"node {node!r} of {self.id} has no open attempt to abandon; see explain()"
                 )
             if attempt.lease_state != LEASED:
                 raise UsageError(
-                    f"node {node!r} of {self.id} waits for a worker, nobody is at it; "
-                    f"explain() says how it stands"
+                    f"node {node!r} of {self.id} is queued and not running; see explain()"
                 )
             state.fail(attempt, AttemptEndCause.ASKED, error="abandoned by hand")
 
         return self._change(work)
 
     def cancel(self) -> int:
-        """Call off everything that is open, for good; values stay. The revision."""
+        """Cancel all open attempts, for good; returns the revision. Values stay. Idempotent."""
 
         def work(state: ExecutionState) -> None:
             state.cancelled = True
@@ -285,7 +284,7 @@ class Execution:
     def __repr__(self) -> str:
         return f"<Execution {self.id} of {self.graph} {self.version}>"
 
-    # --- inside ---
+    # --- internals ---
 
     @property
     def _definition(self) -> Graph:
@@ -297,7 +296,7 @@ class Execution:
     def _require_computed(self, node: str) -> None:
         if self._definition.node(node).is_input:
             raise UsageError(
-                f"node {node!r} of graph {self.graph!r} is an input, nobody computes it; set it"
+                f"node {node!r} of graph {self.graph!r} is an input and not computed; set it"
             )
 
     def _change(
@@ -306,7 +305,9 @@ class Execution:
         *,
         also: Callable[[Transaction], None] = lambda _: None,
     ) -> int:
-        """Change the execution and propagate that, in one transaction; its revision then."""
+        """Change the execution and propagate the change in one transaction; returns the
+        revision.
+        """
         registered = self._flow.registry.registered()[self._graph_id]
 
         def transaction(tx: Transaction) -> ExecutionState:
@@ -330,7 +331,8 @@ class Execution:
     def _require_loaded(self, loaded: LoadedExecutions) -> ExecutionState:
         if self._number not in loaded:
             raise UnknownExecutionError(
-                f"there is no execution {self.id!r} any more; its store was restored or emptied"
+                f"execution {self.id!r} does not exist any more; it was deleted, or its store "
+                f"was restored"
             )
         return loaded[self._number]
 
@@ -366,7 +368,7 @@ class Execution:
         return found.value
 
     def _poll_value(self, node: str, newer_than: int | None, *, was_notified: bool) -> Value | None:
-        """What is waited for, if it is there; ComputationFailedError if it will not come."""
+        """The awaited value if it exists; raises ComputationFailedError if it never will."""
         state = self._flow.database.read(
             lambda tx: self._load_if_relevant(tx, node, was_notified=was_notified)
         )
@@ -387,8 +389,8 @@ class Execution:
     def _load_if_relevant(
         self, tx: Transaction, node: str, *, was_notified: bool
     ) -> ExecutionState | None:
-        """Unless somebody has told, with a glance first, which costs a fraction of a look: most
-        end there, nothing to be seen.
+        """Load the execution. Without a notification, ask a cheap query first whether the node may
+        have a value: most polls end there.
         """
         if not was_notified:
             rows = tx.rows(

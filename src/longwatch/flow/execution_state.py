@@ -37,14 +37,14 @@ from longwatch.core.sanitize import sanitize
 from longwatch.store.blame import DEFAULT_BUDGET
 
 ENDED = 3
-"""The `lease_state` of an ended attempt; lower ones are those of every claimable row."""
+"""The `lease_state` of an ended attempt; the lower values are those of every claimable row."""
 LEASED = 2
 MAX_TRACEBACK_LENGTH = 16 << 10
 _CANONICAL = msgspec.json.Encoder(order="deterministic")
 
 
 class AttemptState(StrEnum):
-    """Of one attempt. The first two are open."""
+    """The state of one attempt. The first two are open."""
 
     NOT_SET = "not_set"
     COMPUTING = "computing"
@@ -55,7 +55,7 @@ class AttemptState(StrEnum):
 
 
 class AttemptEndCause(StrEnum):
-    """Why an attempt is over, where its state does not say it all."""
+    """Why an attempt has ended."""
 
     DONE = "done"
     RAISED = "raised"
@@ -85,7 +85,7 @@ ABANDONING_CAUSES = frozenset(
         AttemptEndCause.ASKED,
     }
 )
-"""Causes that make an attempt abandoned rather than failed: nobody knows how far it came."""
+"""Causes that make an attempt abandoned rather than failed: its progress is unknown."""
 _OWN_BUDGET_CAUSES = frozenset({AttemptEndCause.CRASH, AttemptEndCause.LOST})
 """Causes that do not count as a failed attempt."""
 
@@ -120,7 +120,7 @@ class Progress(NamedTuple):
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is kept of a node: its value, as JSON, and the attempts that were spent on its
+    """The stored state of a node: its value as JSON, and the attempts that were spent on its
     present inputs.
     """
 
@@ -134,10 +134,10 @@ class NodeRecord:
     failed: bool = False
     error: str | None = None
     term: int = 0
-    """The highest of its attempts that are over."""
+    """The highest term of its ended attempts."""
     lost: int = 0
     traceback: str | None = None
-    """Of the last attempt that raised."""
+    """The traceback of the last attempt that raised."""
 
     @property
     def spent_attempts(self) -> int:
@@ -159,14 +159,14 @@ class NodeRecord:
         self.failed_attempts = self.crashes = self.lost = 0
 
     def count(self, cause: AttemptEndCause) -> None:
-        """Spend the budget of this cause."""
+        """Count an ended attempt against the budget of this cause."""
         self.crashes += cause is AttemptEndCause.CRASH
         self.lost += cause is AttemptEndCause.LOST
         self.failed_attempts += cause not in _OWN_BUDGET_CAUSES
 
 
 class AttemptSpec(NamedTuple):
-    """The queue of an attempt and its limits."""
+    """The queue and the limits of an attempt."""
 
     queue: int
     heartbeat_timeout: float | None
@@ -175,7 +175,7 @@ class AttemptSpec(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt that is open."""
+    """An open attempt."""
 
     seq: int
     node: str
@@ -188,7 +188,7 @@ class Attempt(NamedTuple):
 
 
 class NewAttempt(NamedTuple):
-    """An attempt to be made."""
+    """An attempt that the next save inserts."""
 
     node: str
     computed_with: str
@@ -205,7 +205,7 @@ class NewAttempt(NamedTuple):
 
 
 class AttemptEnd(NamedTuple):
-    """How an open attempt is over."""
+    """The end of an open attempt."""
 
     seq: int
     state: AttemptState
@@ -215,7 +215,7 @@ class AttemptEnd(NamedTuple):
 
 
 class ExecutionState:
-    """One execution, for the length of a transaction that has locked it. It is a `gates.NodeView`.
+    """One execution in a transaction that has locked it; a `gates.NodeView`.
 
     `changes` counts the writes of the execution; None for a new one. Two states of an execution
     with the same count are equal, except for the owners and terms of the open attempts.
@@ -248,7 +248,7 @@ class ExecutionState:
         self._has_unchanged_result = False
         self._loaded_revision = revision
 
-    # --- asked ---
+    # --- queries ---
 
     def node(self, name: str) -> NodeRecord:
         return self.nodes.setdefault(name, NodeRecord())
@@ -261,7 +261,7 @@ class ExecutionState:
         return msgspec.json.decode(self.nodes[node].value or "null")
 
     def revision_of(self, node: str) -> int:
-        """0 for one that is not set."""
+        """The revision of a node's value; 0 if it is not set."""
         found = self.nodes.get(node)
         return found.revision if found is not None and found.is_set else 0
 
@@ -282,8 +282,8 @@ class ExecutionState:
 
     @property
     def affects_all_nodes(self) -> bool:
-        """Whether it changes something for nodes that have not changed: one was given up, or
-        turned out to be as it was.
+        """Whether a change concerns waiters of unchanged nodes: a node was given up, a result was
+        equal to the value before, or the execution was cancelled.
         """
         return (
             self.cancelled
@@ -293,7 +293,7 @@ class ExecutionState:
 
     @property
     def cancels_running(self) -> bool:
-        """Whether a worker somewhere is at something that is over now."""
+        """Whether a running attempt was cancelled or abandoned on request."""
         cancelled = {
             attempt_end.seq
             for attempt_end in self.attempt_ends
@@ -305,10 +305,10 @@ class ExecutionState:
             for attempt in self._ended_attempts
         )
 
-    # --- told ---
+    # --- transitions ---
 
     def set_value(self, node: str, value: str) -> None:
-        """Set a node; nothing if that is its value already."""
+        """Set the value of a node; an equal value changes nothing."""
         record = self.node(node)
         if record.is_set and _is_same_value(record.value, value):
             return
@@ -316,7 +316,7 @@ class ExecutionState:
         self.changed_nodes.add(node)
 
     def unset_value(self, node: str) -> None:
-        """Take its value from a node; nothing if it has none."""
+        """Unset a node; a node without a value stays as it is."""
         record = self.node(node)
         if record.is_set:
             record.is_set, record.value, record.computed_with, record.revision = (
@@ -328,7 +328,7 @@ class ExecutionState:
             self.changed_nodes.add(node)
 
     def succeed(self, attempt: Attempt, value: str) -> None:
-        """It has a result."""
+        """End an attempt with a result."""
         self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
         record = self.node(attempt.node)
         before = record.revision
@@ -347,8 +347,10 @@ class ExecutionState:
         traceback: str | None = None,
         delay: float = 0.0,
     ) -> None:
-        """It came to nothing: counted, and tried again after the delay, unless that has spent a
-        budget. The error of the last crash or loss begins with the reason.
+        """End an attempt without a result: count it, and open another after the delay.
+
+        If a budget is spent, the node is given up instead. The error of the last crash or loss
+        begins with the reason.
         """
         error = None if error is None else sanitize(error, max_length=MAX_ERROR_LENGTH)
         if traceback is not None:
@@ -377,13 +379,13 @@ class ExecutionState:
             self.open_attempt(attempt.node, attempt.computed_with, attempt.spec, delay=delay)
 
     def cancel_attempt(self, attempt: Attempt, cause: AttemptEndCause) -> None:
-        """It is not wanted any more."""
+        """End an attempt whose result is not needed any more."""
         self._end_attempt(attempt, AttemptState.CANCELLED, cause)
 
     def open_attempt(
         self, node: str, inputs: str, spec: AttemptSpec, *, delay: float = 0.0
     ) -> None:
-        """Have a node computed from these inputs."""
+        """Open an attempt to compute a node from these inputs."""
         record = self.nodes.get(node)
         if record is None or record.attempted_with != inputs:
             self.new_attempts[node] = NewAttempt(node, inputs, 1, 0, 0, 0, delay, spec)
@@ -400,7 +402,7 @@ class ExecutionState:
         )
 
     def drop_outdated(self, node: str, inputs: str) -> None:
-        """What was to be tried, or was given up, with other inputs than these is not any more."""
+        """Drop a new attempt, or a give-up, that belongs to other inputs than these."""
         new_attempt, record = self.new_attempts.get(node), self.nodes.get(node)
         if new_attempt is not None and new_attempt.computed_with != inputs:
             del self.new_attempts[node]
@@ -409,8 +411,9 @@ class ExecutionState:
             self.changed_nodes.add(node)
 
     def mark_written(self, opened: Mapping[str, Attempt]) -> None:
-        """Make this the state that a load would return after the commit. `opened` are the rows of
-        the new attempts, by node.
+        """Make this the state that a load would return after the commit.
+
+        `opened` has the rows of the new attempts, by node.
         """
         self.open_attempts.update(opened)
         self.changes = 0 if self.changes is None else self.changes + 1
@@ -441,18 +444,18 @@ class ExecutionState:
         self.attempt_ends.append(AttemptEnd(attempt.seq, state, cause, error, traceback))
 
     def _next_revision(self) -> int:
-        """One for everything that changes in this transaction."""
+        """The revision of all changes of this transaction."""
         self.revision = self._loaded_revision + 1
         return self.revision
 
 
 def _is_same_value(old: str | None, new: str) -> bool:
-    """Whether two texts are the same value: equal, or the same keys in another order."""
+    """Whether two JSON texts are the same value; the order of keys does not matter."""
     if old == new or old is None or len(old) != len(new):
         return old == new
     try:
         return _CANONICAL.encode(msgspec.json.decode(old)) == _CANONICAL.encode(
             msgspec.json.decode(new)
         )
-    except RecursionError:  # too deep to be compared; that it may be the same costs a computation
+    except RecursionError:  # too deep to compare: treating it as changed costs a computation
         return False

@@ -1,4 +1,4 @@
-"""Explains for every node of an execution what state it is in and what it waits for, as a tree."""
+"""Explains the state of every node of an execution and what the node waits for."""
 
 from __future__ import annotations
 

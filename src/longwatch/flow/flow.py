@@ -1,4 +1,4 @@
-"""A store and the graphs that are computed in it."""
+"""`Flow`: a store and the graphs that are computed in it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ MAX_IDEMPOTENCY_KEY_LENGTH = 1000
 class Flow:
     """Starts executions of its graphs, finds them again, and makes workers that compute them.
 
-    `store` is a URL (`sqlite:///flow.db`, `postgresql://…`) or an open store. Making one opens
-    nothing: the store is opened, and told of the graphs, when it is first used. A store that this
-    Flow has opened is closed with it.
+    `store` is a URL (`sqlite:///flow.db`, `postgresql://…`) or an open store. The constructor opens
+    nothing. The first call that uses the store opens it and registers the graphs. `close` closes
+    only a store that this Flow has opened. Thread-safe.
+
+    A SQLite file gets its tables when it is opened. A PostgreSQL store needs `longwatch db
+    migrate`, or `auto_migrate=True`.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Flow:
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
         self.closed = False
-        """Whether it was closed, and with it the store that it had opened."""
+        """Whether `close` has closed the store."""
         self._owns_database = not isinstance(store, Database)
 
     # --- executions ---
@@ -68,8 +71,10 @@ class Flow:
         idempotency_key: str | None = None,
         **named: Any,
     ) -> Execution:
-        """A new execution with these inputs set. With a key that an execution of this graph
-        bears: that one, as it is.
+        """Start an execution with these inputs set.
+
+        If the graph has an execution of this key, return that one with its own inputs. Raises
+        UnknownGraphError, UsageError for a node that is not an input, and SerializationError.
         """
         graph_id = self.registry.find(graph, version)
         encoded = self.encode_inputs(graph_id, {**(inputs or {}), **named})
@@ -88,13 +93,14 @@ class Flow:
             return state
 
         found = self.write_execution(graph_id, change)
-        if not found.number:  # the reply was lost with the connection
+        if not found.number:  # the connection was lost before the reply to the commit
             return self.execution(found.id)
         return Execution(self, found.id, found.number, self.registry.find(*found.graph_id))
 
     def execution(self, execution_id: str) -> Execution:
-        """The execution of that id; UnknownExecutionError if there is none, UnknownGraphError if
-        its graph is not known here.
+        """Find an execution by its id.
+
+        Raises UnknownExecutionError, and UnknownGraphError if this Flow does not have its graph.
         """
         rows = self.database.read(
             lambda tx: tx.rows(self.records.sql["execution_by_id"], {"id": execution_id})
@@ -109,7 +115,10 @@ class Flow:
     def executions(
         self, *, graph: str | None = None, limit: int = 100, before: int | None = None
     ) -> list[ExecutionSummary]:
-        """The newest first; `before` is the `number` of the last of the page before."""
+        """List executions, the newest first.
+
+        For the next page pass the `number` of the last execution as `before`.
+        """
         page = {
             "graph": graph or "",
             "before": _ABOVE_ALL if before is None else before,
@@ -125,25 +134,28 @@ class Flow:
     # --- work ---
 
     def worker(self, **settings: Any) -> FlowWorker:
-        """What computes them: `with flow.worker(concurrency=8): …`, or a loop in a LoopGroup."""
+        """Make a worker that computes nodes: `with flow.worker(concurrency=8): …`, or a loop in a
+        LoopGroup. `settings` are those of `FlowWorker`.
+        """
         return FlowWorker(self, **settings)
 
     def sweep(self) -> int:
-        """Bring back what dead workers held, and go on with what nobody goes on with, now; how
-        many rows that was.
+        """Run all sweeps now: reclaim attempts of dead workers, and continue stalled executions.
+
+        Returns how many rows changed.
         """
         return FlowClaimSource(self.database, self.registry, clock=self.clock).sweeper.sweep_all()
 
     def sweeps(self, *, limit: int = 100) -> list[SweepRun]:
-        """The latest sweeps of any worker."""
+        """List the last sweeps of all workers, the newest first."""
         return FlowClaimSource(self.database, self.registry, clock=self.clock).sweeper.runs(
             limit=limit
         )
 
-    # --- its own life ---
+    # --- closing ---
 
     def close(self) -> None:
-        """Close the store, if this Flow has opened it; idempotent."""
+        """Close the store if this Flow has opened it. Idempotent."""
         if self._owns_database:
             self.closed = True
             self.database.close()
@@ -185,7 +197,7 @@ class Flow:
     def write_execution(
         self, graph_id: GraphId, change: Callable[[Transaction], ExecutionState]
     ) -> ExecutionState:
-        """Change and save an execution in one transaction, and have its new attempts computed."""
+        """Change and save an execution in one transaction, and notify workers of new attempts."""
         if (eager_write := self.local_workers.reserve(graph_id)) is not None:
             return eager_write.write(change)
 
@@ -197,8 +209,10 @@ class Flow:
         return self.database.write(work)
 
     def encode_inputs(self, graph_id: GraphId, values: Mapping[str, Any]) -> dict[str, str]:
-        """Values of inputs as JSON; UsageError for a node that is none, SerializationError for
-        what cannot be kept.
+        """Encode values of inputs as JSON, by node.
+
+        Raises UsageError for a node that is not an input, SerializationError for a value that is
+        not JSON.
         """
         graph = self.registry.graphs[graph_id]
         for name in values:
@@ -207,8 +221,8 @@ class Flow:
 
     @contextmanager
     def waiting(self, execution: str, node: str) -> Iterator[Waiter]:
-        """Who is woken when this node changes, or nothing more is to be hoped for, and now and
-        then without that.
+        """A waiter that is set when this node changes, or when a change concerns all nodes. The
+        store also sets it from time to time, because notifications may get lost.
         """
         with self.waiters.waiting(execution, node) as waiter:
             leave = self.database.listen(

@@ -1,8 +1,8 @@
-"""What a node waits for: conditions on the nodes before it.
+"""Gates: the conditions on upstream nodes under which a node is computed.
 
-A name stands for "that node is set". Gates read the nodes through a `NodeView` and store nothing;
-predicates are the user's, run inside a transaction, and have to be quick and without side effects.
-One that raises is not met, and says so.
+A name means "this node is set". Gates read the nodes through a `NodeView` and store nothing.
+Predicates are code of users. They run inside a transaction, so they have to be quick and free of
+side effects. A gate whose predicate raises is not met, and its result has the error.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ NOT_TEXT = "not"
 
 
 class NodeView(Protocol):
-    """What a gate is told about the nodes of an execution."""
+    """The nodes of an execution, as a gate reads them."""
 
     def is_set(self, node: str) -> bool: ...
 
     def value(self, node: str) -> Any:
-        """That of a node that is set."""
+        """The value of a node, which is set."""
 
 
 class GateResult(NamedTuple):
-    """What one condition came to, and the conditions inside it."""
+    """The result of one condition, with those of the conditions inside it."""
 
     text: str
     met: bool
@@ -40,7 +40,7 @@ class GateResult(NamedTuple):
 
 
 class Gate(ABC):
-    """A condition. `nodes` are those it looks at, each once."""
+    """A condition. `nodes` has the nodes that it reads, each once."""
 
     @property
     @abstractmethod
@@ -48,14 +48,14 @@ class Gate(ABC):
 
     @abstractmethod
     def evaluate(self, view: NodeView) -> GateResult:
-        """How it stands, with the reasons."""
+        """Evaluate the condition and all its parts, for an explanation."""
 
     def is_met(self, view: NodeView) -> bool:
         return self.evaluate(view).met
 
     def may_be_met(self, view: NodeView, unreachable: Collection[str]) -> bool:
-        """Whether it is, or may yet be although those of its nodes that are lost stay as they
-        are.
+        """Whether the condition is met, or can be met while the `unreachable` nodes do not
+        change.
         """
         return self.is_met(view) or any(node not in unreachable for node in self.nodes)
 
@@ -80,7 +80,7 @@ class IsSet(Gate):
 
 @dataclass(frozen=True, slots=True)
 class When(Gate):
-    """A node is set, and its value passes a test."""
+    """A node is set and its value passes a test."""
 
     node: str
     predicate: Callable[[Any], bool]
@@ -95,7 +95,7 @@ class When(Gate):
             return GateResult(f"{self.node} is not set", met=False)
         try:
             met = bool(self.predicate(view.value(self.node)))
-        except BaseException as error:  # noqa: BLE001 - it is anybody's code, and may exit; what cannot be said is not met
+        except BaseException as error:  # noqa: BLE001 - code of users may raise anything, also SystemExit
             return GateResult(
                 f"{self.text} of {self.node} raised an error",
                 met=False,
@@ -107,7 +107,7 @@ class When(Gate):
 
 @dataclass(frozen=True, slots=True)
 class AllOf(Gate):
-    """Every part is met; with no parts, always."""
+    """Every part is met; without parts it is always met."""
 
     parts: tuple[Gate, ...]
 
@@ -156,7 +156,7 @@ class AnyOf(Gate):
 
 @dataclass(frozen=True, slots=True)
 class Not(Gate):
-    """Its part is not met."""
+    """The part is not met."""
 
     part: Gate
 
@@ -175,23 +175,24 @@ GateLike = str | Gate
 
 
 def and_(*parts: GateLike) -> Gate:
-    """All of these are met."""
+    """A gate that is met when all of these conditions are met."""
     return AllOf(_to_gates("and_", parts))
 
 
 def or_(*parts: GateLike) -> Gate:
-    """At least one of these is met."""
+    """A gate that is met when at least one of these conditions is met."""
     return AnyOf(_to_gates("or_", parts))
 
 
 def not_(part: GateLike) -> Gate:
-    """This is not met; for a name: that node is not set."""
+    """A gate that is met when this condition is not; for a name, when that node is not set."""
     return Not(_as_gate(part))
 
 
 def when(node: Any, test: Any, *, text: str | None = None) -> Gate:
-    """A node is set and `test(value)` is true. `text` is what `explain` calls the test; if not
-    said, its name.
+    """A gate that is met when a node is set and `test(value)` is true.
+
+    `explain` shows `text` as the name of the test; the default is the name of the function.
     """
     if not isinstance(node, str) or not callable(test):
         raise GraphError(
@@ -204,7 +205,7 @@ def when(node: Any, test: Any, *, text: str | None = None) -> Gate:
 
 
 def to_gate(after: GateLike | Iterable[GateLike]) -> Gate:
-    """What stands in `after=`: one condition, or several that all have to be met."""
+    """The gate of an `after=`: one condition, or several that all have to be met."""
     if isinstance(after, str | Gate):
         return _as_gate(after)
     if not isinstance(after, Iterable):

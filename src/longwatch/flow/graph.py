@@ -1,4 +1,4 @@
-"""A graph: named nodes and what each waits for, checked whenever one is added."""
+"""`Graph`: named nodes with their gates, validated whenever a node is added."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ MAX_GRAPH_NAME_LENGTH = 200
 
 
 class Graph:
-    """Nodes by name. An execution belongs to a name and a version: nodes may be added to a version,
-    all else needs a new one.
+    """A named and versioned set of nodes. An execution belongs to one name and version.
 
-    `max_running`: how many attempts of the whole graph run at the same time, over all workers;
-    None: no cap.
+    A version may get more nodes; any other change needs a new version. `max_running` caps how many
+    attempts of the graph run at the same time, over all workers; None means no cap.
     """
 
     def __init__(
@@ -35,23 +34,23 @@ class Graph:
             )
         self.max_running = max_running
         self.is_sealed = False
-        """Whether a Flow has it: then it stays as it is."""
+        """Whether the graph was given to a Flow, and cannot change any more."""
         self.nodes: dict[str, Node] = {}
         self.computed_nodes: tuple[Node, ...] = ()
-        """The nodes that are computed, each after those that it depends on."""
+        """The computed nodes in topological order."""
         self._add(nodes)
 
     # --- defining ---
 
     def input(self, name: str) -> None:
-        """A node whose value is set from outside."""
+        """Add an input: a node whose value users set."""
         self._add([input_(name)])
 
     def compute(
         self, *, after: GateLike | Iterable[GateLike], name: str | None = None, **options: Any
     ) -> Callable[[FunctionT], FunctionT]:
-        """A node that is computed by the decorated function, and called like it unless `name`
-        says otherwise.
+        """Add a node that the decorated function computes. It has the name of the function, or
+        `name`.
         """
 
         def define(function: FunctionT) -> FunctionT:
@@ -61,10 +60,10 @@ class Graph:
 
         return define
 
-    # --- what is known ---
+    # --- lookup ---
 
     def node(self, name: str) -> Node:
-        """UsageError, with the nearest name, if there is none."""
+        """Find a node by its name; raises UsageError, which suggests a name."""
         found = self.nodes.get(name)
         if found is None:
             hint = did_you_mean(
@@ -74,7 +73,7 @@ class Graph:
         return found
 
     def require_input(self, name: str) -> Node:
-        """UsageError for a node that is computed: nobody sets it."""
+        """Find an input by its name; raises UsageError for a computed node."""
         node = self.node(name)
         if not node.is_input:
             raise UsageError(
@@ -86,12 +85,10 @@ class Graph:
     def __repr__(self) -> str:
         return f"<Graph {self.name} {self.version}: {', '.join(self.nodes)}>"
 
-    # --- checking ---
+    # --- validation ---
 
     def _add(self, nodes: Iterable[Node]) -> None:
-        """All of them, or none: what does not hold together is refused here, where its
-        definition stands.
-        """
+        """Add all of these nodes or none. Raises GraphError where the definition stands."""
         if self.is_sealed:
             raise GraphError(
                 f"graph {self.name!r} was given to a Flow; define all of its nodes before that"
@@ -135,17 +132,17 @@ def _validate_upstream(graph: str, nodes: dict[str, Node]) -> None:
                 hint = did_you_mean(
                     name,
                     others,
-                    default="define it first: what a node comes after stands before it",
+                    default="define it first: a node comes after nodes that exist",
                 )
                 raise GraphError(
-                    f"node {node.name!r} of graph {graph!r} comes after {name!r}, which there "
-                    f"is not; {hint}"
+                    f"node {node.name!r} of graph {graph!r} comes after {name!r}, which does "
+                    f"not exist; {hint}"
                 )
 
 
 def _topological_order(graph: str, nodes: dict[str, Node]) -> list[str]:
-    """Their names, each after those that it depends on; GraphError with the path for a cycle."""
-    from graphlib import CycleError, TopologicalSorter  # noqa: PLC0415 - only who has a graph needs it
+    """The names of the nodes in topological order; raises GraphError with the path of a cycle."""
+    from graphlib import CycleError, TopologicalSorter  # noqa: PLC0415 - processes without a graph need not load it
 
     try:
         return list(

@@ -1,4 +1,6 @@
-"""Calling the function of a node: values in by name, typed as it says; its result out as JSON."""
+"""Calls the function of a node: passes values by name, converted to its types, and encodes its
+result as JSON.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ VALUE_CODEC: Codec[Any] = Codec(
 
 
 class FunctionSignature(NamedTuple):
-    """What a function takes: parameters by name, with their types where they say one."""
+    """The parameters of a function by name, with their types where they are annotated."""
 
     types: dict[str, Any]
     required: frozenset[str]
@@ -51,10 +53,10 @@ def signature_of(function: Callable[..., Any]) -> FunctionSignature:
 
 
 def arguments(node: Node, inputs: str, context: object) -> dict[str, Any]:
-    """What the function of a node is called with: the nodes that it names, those that are not set
-    as None or its own default.
+    """The arguments for the function of a node: the values of the nodes that it names.
 
-    PermanentError for a value that is not of the type that the function says: it never will be.
+    A node that is not set is passed as None, or left to the default of the parameter. Raises
+    PermanentError for a value that does not fit the type of its parameter.
     """
     assert node.function is not None
     signature = signature_of(node.function)
@@ -72,11 +74,11 @@ def arguments(node: Node, inputs: str, context: object) -> dict[str, Any]:
 
 
 def encode_result(node: Node, result: Any) -> bytes:
-    """A result as JSON; PermanentError for one that cannot be kept."""
+    """Encode a result as JSON; raises PermanentError for a result that is not JSON or too large."""
     try:
         return VALUE_CODEC.encode(result)
     except (SerializationError, ValueError) as error:
-        raise PermanentError(f"what node {node.name!r} returned cannot be kept: {error}") from None
+        raise PermanentError(f"the result of node {node.name!r} cannot be kept: {error}") from None
 
 
 def _convert_value(node: Node, name: str, text: str, signature: FunctionSignature) -> Any:
@@ -88,13 +90,13 @@ def _convert_value(node: Node, name: str, text: str, signature: FunctionSignatur
         return msgspec.convert(value, expected_type, str_keys=True)
     except (msgspec.ValidationError, TypeError) as error:
         raise PermanentError(
-            f"the value of {name!r} is none that node {node.name!r} takes: {error}"
+            f"the value of {name!r} does not fit the function of node {node.name!r}: {error}"
         ) from None
 
 
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types that it says; those that cannot be found out are any."""
+    """The annotations of a function; none if they cannot be resolved."""
     try:
         return get_type_hints(function)
-    except Exception:  # noqa: BLE001 - a name that only a type checker knows; the values come as they are
+    except Exception:  # noqa: BLE001 - a name that only a type checker knows; then values are not converted
         return {}

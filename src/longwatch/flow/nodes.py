@@ -1,7 +1,4 @@
-"""How a node is computed, as frozen values that are checked when they are made.
-
-The nodes of a graph.
-"""
+"""The nodes of a graph and their options: frozen values that are validated when they are made."""
 
 from __future__ import annotations
 
@@ -25,25 +22,27 @@ DEFAULT_RETRY = BackoffPolicy(initial=1.0, factor=2.0, cap=300.0, jitter=0.25)
 class Isolation(StrEnum):
     """Where the function of a node runs."""
 
-    THREAD = "thread"  # in the worker: it is told to stop
-    PROCESS = "process"  # in a child of its own: it is made to
+    THREAD = "thread"  # in the worker: a deadline asks the code to stop
+    PROCESS = "process"  # in a child process: a deadline ends it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """Durations in seconds.
+    """How a node is computed. Durations are in seconds.
 
-    `abandon_after_seconds`       the longest that one attempt may take
-    `heartbeat_interval_seconds`  how often a running attempt is renewed
-    `heartbeat_timeout_seconds`   silence after which it is dead
-    `progress_timeout_seconds`    silence of `context.beat()` after which it is stalled; None: it
-                                  need not call that
-    `max_attempts`                failed and abandoned attempts from the same inputs before it is
-                                  given up
-    `retry`                       the waits after attempts that raised; one that was abandoned is
+    `abandon_after_seconds`       the longest that one attempt may take. One hour is far above the
+                                  usual node, and a hang is still noticed the same day. A worker
+                                  that dies is found sooner, by the heartbeat.
+    `heartbeat_interval_seconds`  how often the worker renews a running attempt
+    `heartbeat_timeout_seconds`   time without a renewal after which the attempt is reclaimed
+    `progress_timeout_seconds`    time without `context.beat()` after which it is stalled; None: the
+                                  code need not call `beat`
+    `max_attempts`                failed and abandoned attempts with the same inputs before the node
+                                  is given up
+    `retry`                       the waits after attempts that raised; an abandoned attempt is
                                   tried again at once
-    `isolation`                   "thread", or "process": in a child process, which can be ended
-                                  whatever it does
+    `isolation`                   "thread", or "process": in a child process, which a deadline ends
+                                  whatever its code does
     `max_memory`                  bytes that such a child may use; None: as much as the worker
     `max_running`                 how many attempts of this node run at the same time, over all
                                   workers; None: no cap
@@ -63,17 +62,17 @@ class NodeOptions:
 _DURATIONS = ("abandon_after_seconds", "heartbeat_interval_seconds", "heartbeat_timeout_seconds")
 _COUNTS = ("max_attempts", "max_memory", "max_running")
 MAX_COUNT = 2**31 - 1
-"""What every store can count to."""
+"""The largest count that every database can store."""
 
 
 def validate_options(node: str, given: dict[str, Any]) -> NodeOptions:
-    """The options of a node; GraphError for one that is not known, out of bounds, or does not go
-    with another.
+    """Validate the options of a node. Raises GraphError for an unknown option, a value out of
+    bounds, or options that contradict each other.
     """
     known = [each.name for each in fields(NodeOptions)]
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known, default=f"known are {', '.join(known)}")
+            hint = did_you_mean(name, known, default=f"known options are {', '.join(known)}")
             raise GraphError(f"node {node!r} has an unknown option {name!r}; {hint}")
     for name, value in given.items():
         _validate_option(node, name, value)
@@ -83,8 +82,8 @@ def validate_options(node: str, given: dict[str, Any]) -> NodeOptions:
     _validate_heartbeat(node, options)
     if options.max_memory is not None and options.isolation is not Isolation.PROCESS:
         raise GraphError(
-            f"node {node!r}: max_memory needs isolation='process'; memory of a thread cannot "
-            f"be told apart"
+            f"node {node!r}: max_memory needs isolation='process'; the memory of a thread cannot "
+            f"be limited"
         )
     return options
 
@@ -129,12 +128,12 @@ def _validate_heartbeat(node: str, options: NodeOptions) -> None:
 
 
 def is_positive_int(value: Any, *, maximum: float = inf) -> bool:
-    """Whether it is a whole number from 1 up."""
+    """Whether a value is a whole number from 1 to `maximum`."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= maximum
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether it is one that can be counted with; a whole number may be too large for that."""
+    """Whether a value is a number that a float can hold."""
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -149,14 +148,14 @@ def _require(holds: bool, node: str, name: str, rule: str, value: Any) -> None: 
 
 MAX_NODE_NAME_LENGTH = 100
 CONTEXT_PARAMETER = "context"
-"""The parameter by which a function asks for its context."""
+"""The name of the parameter that gets the `FlowContext`."""
 _ALWAYS = AllOf(())
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: an input that is set from outside, or one that is computed by its function once
-    its gate is met.
+    """One node: an input, whose value users set, or a node that its function computes once its gate
+    is met.
     """
 
     name: str
@@ -164,7 +163,7 @@ class Node:
     function: Callable[..., Any] | None = None
     options: NodeOptions = field(default_factory=NodeOptions)
     upstream: tuple[str, ...] = field(init=False)
-    """The nodes that it depends on, by name."""
+    """The names of the nodes that it depends on."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "upstream", tuple(sorted(self.gate.nodes)))
@@ -174,23 +173,22 @@ class Node:
         return self.function is None
 
 
-def input(name: str) -> Node:  # noqa: A001 - the contract's word, and nobody imports it by chance
-    """A node whose value is set from outside."""
+def input(name: str) -> Node:  # noqa: A001 - the public name of the API
+    """Define an input: a node whose value users set."""
     return Node(validate_name(name))
 
 
 def compute(
     name: str, after: GateLike | Iterable[GateLike], function: Callable[..., Any], **options: Any
 ) -> Node:
-    """A node whose value is what `function` returns, called with the values of the nodes that it
-    names as parameters.
+    """Define a node whose value is the result of `function`. The parameters of the function are the
+    names of upstream nodes, whose values it gets, and `context`.
     """
     gate = to_gate(after)
     node_options = validate_options(validate_name(name), options)
     if not gate.nodes:
         raise GraphError(
-            f"node {name!r} waits for nothing; name what it is computed from in after=, or "
-            f"make it an input"
+            f"node {name!r} has no upstream nodes; name them in after=, or make it an input"
         )
     _validate_function(name, function, gate)
     if node_options.isolation is Isolation.PROCESS:
@@ -199,7 +197,10 @@ def compute(
 
 
 def validate_name(name: Any) -> str:
-    """A node is a parameter of functions, so its name is one that Python takes."""
+    """Validate the name of a node. It is a parameter of functions, so it has to be a Python name.
+
+    Raises GraphError.
+    """
     is_name = (
         isinstance(name, str)
         and name.isidentifier()
@@ -208,7 +209,7 @@ def validate_name(name: Any) -> str:
     )
     if not is_name or len(name) > MAX_NODE_NAME_LENGTH:
         raise GraphError(
-            f"{name!r} cannot be the name of a node; say name=, a Python name of up to "
+            f"{name!r} cannot be the name of a node; pass name=, a Python name of up to "
             f"{MAX_NODE_NAME_LENGTH} characters, not {CONTEXT_PARAMETER!r}"
         )
     return str(name)
@@ -218,10 +219,7 @@ def _validate_function(name: str, function: Any, gate: Gate) -> None:
     if not callable(function):
         raise GraphError(f"node {name!r} needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise GraphError(
-            f"the function of node {name!r} is a generator, which nobody would run through; "
-            f"use return, not yield"
-        )
+        raise GraphError(f"the function of node {name!r} is a generator; use return, not yield")
     for parameter in _signature(name, function).parameters.values():
         _validate_parameter(name, parameter, gate)
 
@@ -231,8 +229,8 @@ def _signature(name: str, function: Any) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError):
         raise GraphError(
-            f"node {name!r} needs a function that says its parameters, not {function!r}; wrap "
-            f"it in one"
+            f"node {name!r} needs a function with a signature, not {function!r}; wrap "
+            f"it in a function"
         ) from None
 
 
@@ -240,7 +238,7 @@ def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> 
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r} by position; values are "
-            f"given by name, remove the /"
+            f"passed by name, remove the /"
         )
     if (
         parameter.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -254,8 +252,8 @@ def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> 
             default=f"add it to after=, which has {', '.join(gate.nodes)}",
         )
         raise GraphError(
-            f"the function of node {name!r} takes {parameter.name!r}, which it does not come "
-            f"after; {hint}"
+            f"the function of node {name!r} takes {parameter.name!r}, which is not in "
+            f"after=; {hint}"
         )
 
 

@@ -1,25 +1,21 @@
-"""What follows in an execution from how its nodes stand: which are computed now, which are cleared,
-what is called off.
+"""Propagates changes through an execution: decides which nodes are computed, cleared or cancelled.
 
-Nodes are looked at in an order in which each comes after those that it depends on, so one pass
-does. For each:
+One pass looks at the computed nodes in topological order. For each node the first rule that holds
+decides:
 
-    its gate is not met      its value is cleared, its attempt called off; what comes after it sees
-                             that in the same pass
-    something before it is   that has a value and may get another: wait for that, or it would be
-                             computed from old and new at once,
-    unsettled                and again when the rest is new; it may turn out to be the same value,
-                             and all is well as it is
-    its value is fresh       it was computed with the present revisions of everything it depends on:
-                             nothing
-    its attempt is under     with the present inputs: nothing; with others: called off, and begun
-                             anew
-    way
-    its attempts are spent   for the present inputs: nothing, until somebody says retry, or the
-                             inputs change
-    else                     an attempt is opened
+    its gate is not met       Its value is cleared and its attempt cancelled. Nodes after it see
+                              that in the same pass.
+    an upstream node that     It waits. Otherwise it would be computed from old and new values, and
+    has a value may change    again afterwards. The upstream value may also turn out to be equal.
+    its value is fresh        It was computed with the present revisions of all its upstream nodes:
+                              nothing to do.
+    its attempt is open       With the present inputs: nothing to do. With other inputs: the attempt
+                              is cancelled and another one opened.
+    its attempts are spent    With the present inputs: nothing to do until a `retry` or a change of
+                              an input.
+    otherwise                 An attempt is opened.
 
-A value that is not fresh stays until another replaces it, and counts as set meanwhile.
+A value that is not fresh stays until another one replaces it, and counts as set meanwhile.
 """
 
 from __future__ import annotations
@@ -33,18 +29,21 @@ from longwatch.flow.nodes import Node
 
 
 class NodeStatus(StrEnum):
-    """What is up with a node that is computed."""
+    """The status of a computed node."""
 
     BLOCKED = auto()  # its gate is not met
-    FRESH = auto()  # it has the value of its present inputs
-    STALE = auto()  # something before it is about to change
+    FRESH = auto()  # its value was computed from the present inputs
+    STALE = auto()  # an upstream node may change
     ATTEMPT_OPEN = auto()  # an attempt is open
-    FAILED = auto()  # its attempts are
-    READY = auto()  # an attempt is to be opened
+    FAILED = auto()  # its attempts are spent
+    READY = auto()  # an attempt has to be opened
 
 
 def propagate(graph: Graph, state: ExecutionState, queue_by_node: Mapping[str, int]) -> None:
-    """Bring an execution up to date with its values. `queue_by_node` has the queue of each node."""
+    """Open, cancel and clear what follows from the present values of an execution. Idempotent.
+
+    `queue_by_node` has the queue of each node.
+    """
     if state.cancelled:
         for attempt in list(state.open_attempts.values()):
             state.cancel_attempt(attempt, AttemptEndCause.EXECUTION)
@@ -103,7 +102,7 @@ def _propagate_node(
 
 
 def status_of(node: Node, state: ExecutionState, unsettled: set[str], inputs: str) -> NodeStatus:
-    """What is up with it."""
+    """The status of one node. `unsettled` are the upstream nodes whose value may change."""
     record = state.nodes.get(node.name)
     attempt, new_attempt = state.open_attempts.get(node.name), state.new_attempts.get(node.name)
     if not node.gate.is_met(state):
@@ -122,7 +121,7 @@ def status_of(node: Node, state: ExecutionState, unsettled: set[str], inputs: st
 
 
 def input_revisions(node: Node, state: ExecutionState) -> str:
-    """The revisions of everything that a node depends on; names need no quoting in JSON."""
+    """The revisions of all upstream nodes of a node, as JSON. Node names need no escapes."""
     parts = ",".join(f'"{name}":{state.revision_of(name)}' for name in node.upstream)
     return f"{{{parts}}}"
 

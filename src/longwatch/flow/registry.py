@@ -1,5 +1,5 @@
-"""Graphs as a store knows them: by number, one line of attempts each, and one more for every
-node that has a cap of its own.
+"""Registers graphs in a store: each has a queue of attempts, and one more for every node with a cap
+of its own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from longwatch.flow.records import Records
 from longwatch.store.database import Database, Transaction
 
 SHARED_QUEUE = ""
-"""The line of all nodes that have none of their own; its cap is that of the graph."""
+"""The name of the queue of all nodes without a queue of their own. Its cap is that of the graph."""
 
 
 class GraphQueue(NamedTuple):
-    """Attempts that wait for their turn. `caps`: of these lines together, no more than so many
-    run at the same time.
+    """One queue of attempts. Each cap is a group of queues with how many of their attempts may run
+    at the same time.
     """
 
     number: int
@@ -32,7 +32,7 @@ class GraphQueue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredGraph:
-    """A graph with its queues. `queue_by_node`: where each node's attempts wait."""
+    """A graph with its queues. `queue_by_node` has the number of each node's queue."""
 
     graph: Graph
     graph_id: GraphId
@@ -41,13 +41,13 @@ class RegisteredGraph:
 
     @property
     def is_capped(self) -> bool:
-        """Whether what ends makes room for others."""
+        """Whether an ended attempt makes room under a cap."""
         return any(queue.caps for queue in self.queues)
 
 
 class Registry:
-    """The graphs of one Flow, and how a store knows them. Thread-safe: who comes twice learns
-    the same twice.
+    """The graphs of one Flow with their queues in the store. Thread-safe: registering twice gives
+    the same result.
     """
 
     def __init__(self, database: Database, records: Records, graphs: Iterable[Graph] = ()) -> None:
@@ -61,7 +61,9 @@ class Registry:
             self._add(graph)
 
     def registered(self) -> dict[GraphId, RegisteredGraph]:
-        """Looked up once a process, and again when the store was found anew."""
+        """The registered graphs. Reads the store once per process, and again after the store was
+        replaced.
+        """
         here = os.getpid(), self._database.generation
         if self._cached is None or self._cached[0] != here:
             found = {
@@ -72,8 +74,8 @@ class Registry:
         return self._cached[1]
 
     def refresh(self) -> None:
-        """Look again: another process may have given a node a line of its own, or the store may
-        have been emptied.
+        """Read the queues again: another process may have given a node a queue of its own, or
+        emptied the store.
         """
         self._cached = (
             (os.getpid(), self._database.generation),
@@ -89,8 +91,9 @@ class Registry:
         )
 
     def find(self, name: str, version: str | None = None) -> GraphId:
-        """The graph of that name; without a version the one that was given last.
-        UnknownGraphError, with the nearest name.
+        """Find a graph by its name; without a version, the version that was given last.
+
+        Raises UnknownGraphError, which suggests a name.
         """
         versions = [
             graph_id
@@ -127,7 +130,7 @@ class Registry:
 
 
 def register(database: Database, records: Records, graph: Graph) -> RegisteredGraph:
-    """Have the store know a graph; a read if it knows it as it is."""
+    """Write the queues of a graph to the store; only a read if they are up to date. Idempotent."""
     graph_id = GraphId(graph.name, graph.version)
     known = database.read(lambda tx: _stored_queues(tx, records, graph_id))
     if not _is_up_to_date(graph, known):
@@ -136,7 +139,7 @@ def register(database: Database, records: Records, graph: Graph) -> RegisteredGr
 
 
 _StoredQueues = Mapping[str, tuple[int, int | None]]
-"""By the name of the node that has a line of its own, the number of that and its cap."""
+"""Number and cap of each queue, by the name of its node."""
 
 
 def _stored_queues(tx: Transaction, records: Records, graph_id: GraphId) -> _StoredQueues:
@@ -147,7 +150,7 @@ def _stored_queues(tx: Transaction, records: Records, graph_id: GraphId) -> _Sto
 
 
 def _wanted_queues(graph: Graph, known: _StoredQueues) -> dict[str, int | None]:
-    """A node that had a line of its own once keeps it."""
+    """The queues that a graph needs, with their caps. A node keeps a queue that it once had."""
     own = {
         node.name: node.options.max_running
         for node in graph.computed_nodes

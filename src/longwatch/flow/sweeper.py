@@ -1,19 +1,18 @@
-"""What brings an execution on when nobody else does: sweeps, made by every worker, each apart from
-the others' errors.
+"""Sweeps of flow workers: reclaim the attempts of dead workers and continue stalled executions.
 
-    dead        at every look: owners that have certainly ended; what they had begun is abandoned
-                and tried again, at once, as `crash` or `lost`
+    dead        at every call: owners that have certainly ended. Their begun attempts are abandoned
+                as `crash` or `lost` and tried again at once.
     abandoned   every 10 s: attempts whose heartbeat has lapsed, or whose deadline has passed
     stalled     every 60 s: executions of a graph that have no open attempt, though a node could be
                 computed. Only executions that may be stalled are read: those whose last writer left
                 an attempt open, and those that were settled when the graph had fewer nodes.
 
-The first worker that finds a periodic sweep due makes it; the others pass. Its result is recorded.
-A sweep finds rows by a read, and changes a row only if it is unchanged once its execution is
-locked. It passes over executions that another transaction has locked. So sweepers that meet do not
-wait for each other, and a sweeper that froze in the middle delays no other. Pages and processes of
-owners are looked at before the transaction, because a file may be slow; `attempt_blame` decides how
-each attempt ends.
+Every worker runs them. An error in one sweep does not stop the others. The first worker that finds
+a periodic sweep due runs it and records its result; the others skip it. A sweep finds rows by a
+read, locks their executions, and changes a row only if it is still unchanged. It skips executions
+that another transaction has locked. So sweepers that meet do not wait for each other, and a sweeper
+that froze in the middle delays no other. The sweeper reads beat pages and processes of owners
+before the transaction, because a file may be slow. `attempt_blame` decides how each attempt ends.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ T = TypeVar("T")
 
 
 class SweepRun(NamedTuple):
-    """One run of a sweep, as it is on record."""
+    """One recorded run of a sweep."""
 
     sweep: str
     started_at: float
@@ -61,9 +60,9 @@ class SweepRun(NamedTuple):
 
 
 class FlowSweeper:
-    """The sweeps over one store. Only those over executions need their graphs."""
+    """The sweeps over one store. Only the sweep for stalled executions needs the graphs."""
 
-    def __init__(  # noqa: PLR0913 - a store, what knows it, and what is told
+    def __init__(  # noqa: PLR0913 - a store, its parts, and the seams of a worker
         self,
         database: Database,
         records: Records,
@@ -86,8 +85,9 @@ class FlowSweeper:
         self._not_before: dict[str, float] = {}
 
     def sweep_due(self) -> int:
-        """Make the sweeps that are due; how many rows they have moved. One that fails does not
-        keep the others.
+        """Run the sweeps that are due; returns how many rows they changed.
+
+        Runs all of them, then raises the first error.
         """
         is_overdue = self._clock.monotonic() >= self._lapsed_owners.look_again_at
         return self._run_all(
@@ -98,13 +98,13 @@ class FlowSweeper:
         )
 
     def sweep_all(self) -> int:
-        """Make every sweep, due or not; no owner is held (`lapsed_owners`)."""
+        """Run every sweep, due or not, and hold no owner (`lapsed_owners`)."""
         return self._run_all(
             [self.reclaim_from_dead_owners, *self._timed_sweeps(0.0, 0.0, holds=False)]
         )
 
     def runs(self, *, limit: int) -> list[SweepRun]:
-        """The newest first."""
+        """List recorded runs, the newest first."""
         rows = self._database.read(
             lambda tx: tx.rows(self._records.sql["sweep_runs"], {"limit": limit})
         )
@@ -113,7 +113,7 @@ class FlowSweeper:
     # --- owners that have ended ---
 
     def reclaim_from_dead_owners(self) -> int:
-        """Bring back what they held; one that holds nothing any more is forgotten."""
+        """Reclaim the attempts of ended owners, and delete owners that hold none."""
         return sum(map(self._reclaim_from, self._database.read(self._sweep.dead_owners)))
 
     def _reclaim_from(self, owner: LeaseOwner) -> int:
@@ -134,9 +134,10 @@ class FlowSweeper:
     # --- leases that have ended ---
 
     def _reclaim_lapsed(self, *, holds: bool = True) -> int:
-        """All of them, a page at a time; a row that cannot be brought back is passed over, and
-        its error is raised at the end. What lapses meanwhile, of an owner that was not looked at,
-        waits for the next sweep.
+        """Reclaim all lapsed attempts, a page at a time.
+
+        Skips a row that cannot be reclaimed, and raises its error at the end. Attempts that lapse
+        meanwhile, of owners that were not looked at, wait for the next sweep.
         """
         looks = self._lapsed_owners.look(holds=holds)
         unseen = [each for each, look in looks.items() if look.is_held and not look.end.is_alive]
@@ -167,8 +168,8 @@ class FlowSweeper:
         return found
 
     def _reclaim(self, lost: Sequence[ReclaimedLease]) -> int:
-        """In one transaction; if that cannot be, one row at a time, so that a bad one keeps
-        nobody else.
+        """Reclaim leases in one transaction; if that fails, one by one, so that a bad row does not
+        stop the others.
         """
         return self._retry_one_by_one(lost, self._reclaim_together)
 
@@ -206,7 +207,7 @@ class FlowSweeper:
             self.events.emit(event)
         return count
 
-    # --- executions that nobody goes on with ---
+    # --- stalled executions ---
 
     def _propagate_stalled(self, graph_id: GraphId) -> int:
         """Propagate the executions of a graph that may be stalled and have no open attempt.
@@ -277,14 +278,14 @@ class FlowSweeper:
 
         return self._database.write(work) if executions else 0
 
-    # --- how sweeps are made ---
+    # --- running sweeps ---
 
     def _run_all(self, sweeps: Iterable[Callable[[], int]]) -> int:
         found, errors = 0, []
         for sweep in sweeps:
             try:
                 found += sweep()
-            except Exception as error:  # noqa: BLE001 - the others are made, then it is told
+            except Exception as error:  # noqa: BLE001 - raised after the other sweeps
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -293,8 +294,8 @@ class FlowSweeper:
     def _timed_sweeps(
         self, abandoned_interval: float, stalled_interval: float, *, holds: bool = True
     ) -> Iterator[Callable[[], int]]:
-        """Those over executions are made graph by graph: whoever makes one has to know the
-        graph.
+        """The periodic sweeps. The one for stalled executions runs once per graph, by a worker that
+        has the graph.
         """
         yield lambda: self._run_timed(
             "abandoned", "abandoned", abandoned_interval, lambda: self._reclaim_lapsed(holds=holds)
@@ -310,9 +311,7 @@ class FlowSweeper:
     def _run_timed(
         self, name: str, sweep_name: str, interval: float, sweep: Callable[[], int]
     ) -> int:
-        """Make one if it is its turn and nobody else is at it, and put on record what came of
-        it.
-        """
+        """Run a sweep if it is due and no other worker runs it, and record its result."""
         now = self._clock.monotonic()
         if interval and now < self._not_before.get(sweep_name, -inf):
             return 0
@@ -361,7 +360,7 @@ class FlowSweeper:
 def _abandon(
     valid: ValidClaim, state: ExecutionState, cause: AttemptEndCause
 ) -> AttemptAbandoned | None:
-    """Abandon one, to be tried again if it may be: what is to be told of it."""
+    """Abandon an attempt, which opens another one within its budget; returns the event."""
     attempt = state.open_attempts.get(valid.node)
     if attempt is None or attempt.seq != valid.claim.seq:
         return None
@@ -372,8 +371,8 @@ def _abandon(
 
 
 _ERROR_TEXTS = {
-    AttemptEndCause.DEADLINE: "it took longer than it may (abandon_after_seconds)",
-    AttemptEndCause.HEARTBEAT: "its worker gave no sign of life (heartbeat_timeout_seconds)",
+    AttemptEndCause.DEADLINE: "it took longer than abandon_after_seconds",
+    AttemptEndCause.HEARTBEAT: "its worker sent no heartbeat for heartbeat_timeout_seconds",
     AttemptEndCause.CRASH: "its worker ended while it ran",
     AttemptEndCause.LOST: "its worker was lost with its host or its parent",
 }

@@ -1,9 +1,9 @@
-"""Those of this process who wait for a value. Whoever computes it in the same process tells it to
-them with the commit, and they need not read it.
+"""Callers of this process that wait for a value. A worker of the same process delivers the value to
+them after its commit, which saves them a read.
 
-It is told only to who waits at that moment, and was then that of the present inputs, as if it had
-been read. What other processes compute they are not told: so whoever waits listens to the store as
-well, and looks for himself.
+A value is delivered only to callers that wait at that moment, and only if it is fresh, as a read
+would have found it. Workers of other processes deliver nothing. So a waiting caller also listens to
+the store and reads it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Waiter(Wakeup):
 
 
 class Waiters:
-    """Who waits for which node of which execution. Every method may be called from any thread."""
+    """The waiting callers by execution and node. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[tuple[str, Waiter], ...]] = {}
@@ -76,20 +76,20 @@ class Waiters:
     # --- forks ---
 
     def before_fork(self) -> None:
-        """Nothing waits for a fork."""
+        """Nothing to do before a fork."""
 
     def after_fork_in_parent(self) -> None:
-        """And nothing was held."""
+        """Nothing to do in the parent."""
 
     def after_fork_in_child(self) -> None:
-        """In the child, nobody waits."""
+        """Forget all waiters: the waiting threads do not exist in the child."""
         self._waiting = {}
         self._lock = threading.Lock()
 
     # --- delivery ---
 
     def deliver_on_commit(self, tx: Transaction, graph: Graph, state: ExecutionState) -> None:
-        """Once this is committed, tell them what it has computed of what they wait for."""
+        """Deliver the fresh values of changed nodes to their waiters, after the commit."""
         waiting = [
             each for each in self._waiting.get(state.id, ()) if each[0] in state.changed_nodes
         ]

@@ -1,4 +1,4 @@
-"""A worker: computes what is ready, of some graphs, on the slots of the work engine."""
+"""`FlowWorker`: claims ready attempts of some graphs and runs them in the slots of an engine."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 _RENEW_AT = 1 / 3
 _MAX_PREFETCH_PER_SLOT = 4
-"""Attempts for each slot that wait here at the most."""
+"""The most attempts that are prefetched for each slot."""
 _EXIT_TIMEOUT = 30.0
-"""Seconds that the end of a `with` waits for what runs, unless a worker has its own."""
+"""Seconds that the end of a `with` waits for running attempts, unless `shutdown_timeout` is set."""
 _CHILD_STOP_TIMEOUT = 10.0
-"""Seconds; they are killed at once, and are gone before that unless the machine hangs."""
+"""Seconds to wait for killed child processes; they take as long only if the machine hangs."""
 
 
 class FlowWorker(EngineLoop):
     """Computes nodes, `concurrency` at a time, until it is shut down; made by `Flow.worker`.
 
-    `with worker:` has it run in a thread of its own for the length of the block; `run` blocks; in a
-    LoopGroup it is a loop like any other. It renews the heartbeats of all it has in one statement,
-    and sweeps every `sweep_interval_seconds`.
+    `with worker:` runs it in a thread of its own during the block. `run` blocks. A LoopGroup runs
+    it like any other loop. It renews the heartbeats of all its attempts in one statement, and
+    sweeps every `sweep_interval_seconds`.
     """
 
-    def __init__(  # noqa: PLR0913 - what a worker can be told
+    def __init__(  # noqa: PLR0913 - the settings of a worker
         self,
         flow: Flow,
         *,
@@ -68,7 +68,7 @@ class FlowWorker(EngineLoop):
             )
         if not flow.registry.graphs:
             raise UsageError(
-                "this Flow was given no graphs, so a worker would have nothing to do; write "
+                "this Flow has no graphs, so a worker would have nothing to do; write "
                 "Flow(store, graphs=[...])"
             )
         self.flow = flow
@@ -105,7 +105,7 @@ class FlowWorker(EngineLoop):
     def __repr__(self) -> str:
         return f"<FlowWorker {self._display_name} of {self.flow!r}>"
 
-    # --- what the engine is given ---
+    # --- for the engine ---
 
     @property
     def _source(self) -> FlowClaimSource:
@@ -128,7 +128,9 @@ class FlowWorker(EngineLoop):
         return AttemptRunner(self._graph_of, watchdog, self._process_runner, clock=self.clock)
 
     def _policy_for(self, max_polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
-        """Little is claimed ahead: the deadline of an attempt counts from its claim."""
+        """The policy of the engine. It prefetches little, because the deadline of an attempt counts
+        from its claim.
+        """
         return EnginePolicy(
             slots=self.concurrency,
             lease=self._lease(),
@@ -138,7 +140,7 @@ class FlowWorker(EngineLoop):
         )
 
     def _lease(self) -> LeasePolicy:
-        """By the node that has to be renewed most often, and the one that dies soonest."""
+        """The lease of the engine: the shortest timeout and the shortest interval of all nodes."""
         options = [
             node.options
             for node in chain.from_iterable(
@@ -153,8 +155,8 @@ class FlowWorker(EngineLoop):
 
     @contextmanager
     def _while_running(self, engine: Engine, environment: EngineEnvironment) -> Iterator[None]:  # noqa: ARG002 - the contract
-        """Deadlines are watched, attempts that are called off elsewhere are noticed, and
-        children end after all else.
+        """Run the watchdog, listen for cancelled attempts, and offer free slots to this process.
+        Child processes stop last.
         """
         assert self._watchdog is not None
         assert self._process_runner is not None

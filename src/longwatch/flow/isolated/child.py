@@ -1,12 +1,12 @@
-"""The program of a child that computes one node: `isolation="process"`.
+"""The main program of a child process that computes one node: `isolation="process"`.
 
-    take the channel from standard input → the worker's sys.path → hear SIGTERM and SIGUSR2 → say
-    READY → import the function → call it → say RESULT or RAISED → exit 0, whatever it was
+    take the channel from standard input → set sys.path as in the worker → handle SIGTERM and
+    SIGUSR2 → send READY → import the function → call it → send RESULT or RAISED → exit 0
 
-SIGTERM cancels the context of a function that takes one, and the task of one that is async; any
-other function cannot be told, so it is interrupted where it stands, and its `finally` blocks run.
-SIGUSR2 has the stacks of all threads written to standard error, also while the GIL is held. What
-can be imported later is: this is paid for by every attempt.
+SIGTERM cancels the context of a function that takes one, and the task of an async function. Any
+other function is interrupted by an exception, and its `finally` blocks run. SIGUSR2 writes the
+stacks of all threads to standard error, also while the GIL is held. Imports are as late as
+possible, because every attempt pays for them.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ def main() -> NoReturn:
 
 
 def _open_channel() -> ChildFrameChannel:
-    """Out of the way of whoever reads standard input, and of programs that are started."""
+    """Move the channel away from standard input, so that neither user code nor its child processes
+    read it.
+    """
     descriptor = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # what was printed is kept, however this ends
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # printed lines are kept, however the process ends
     return ChildFrameChannel(descriptor)
 
 
@@ -70,16 +72,14 @@ def _reply(channel: ChildFrameChannel, listener: CancelListener) -> tuple[bytes,
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too
         listener.may_interrupt = False
         if isinstance(error, MemoryError):
-            error.__traceback__ = error.__context__ = (
-                None  # what its frames hold may be all the memory there is
-            )
+            error.__traceback__ = error.__context__ = None  # its frames may hold all the memory
         return RAISED, _encode_error(error)
 
 
 def _compute(channel: ChildFrameChannel, listener: CancelListener) -> bytes:
     from inspect import isawaitable  # noqa: PLC0415
 
-    from msgspec import json  # noqa: PLC0415 - where it is, the worker's path says
+    from msgspec import json  # noqa: PLC0415 - found on the path of the worker
 
     from longwatch.flow.invocation import arguments, encode_result, signature_of  # noqa: PLC0415
     from longwatch.flow.nodes import Node  # noqa: PLC0415
@@ -108,7 +108,7 @@ def _make_context(channel: ChildFrameChannel, facts: dict[str, Any]) -> ChildCon
 
 
 def import_function(module: str, qualname: str, *, wrapped: int = 0) -> Callable[..., Any]:
-    """The function of that name, below so many decorators."""
+    """Import a function by name, and unwrap `wrapped` decorators."""
     from importlib import import_module  # noqa: PLC0415
 
     thing: Any = import_module(module)
@@ -121,8 +121,8 @@ def import_function(module: str, qualname: str, *, wrapped: int = 0) -> Callable
 
 
 def _run_awaitable(awaitable: Awaitable[Any], token: CancelToken) -> Any:
-    """Run it on a loop of its own; what it returns to be awaited in turn, too. Cancelled with
-    the token.
+    """Run an awaitable on a new event loop, and await its result if that is awaitable, too. The
+    token cancels it.
     """
     import asyncio  # noqa: PLC0415 - for async functions only
     from inspect import isawaitable  # noqa: PLC0415
@@ -147,7 +147,7 @@ def _run_awaitable(awaitable: Awaitable[Any], token: CancelToken) -> Any:
 
 
 def _encode_error(error: BaseException) -> bytes:
-    """What was raised, for the worker; its traceback goes to standard error, too."""
+    """Encode an exception for the worker, and print its traceback to standard error."""
     from msgspec import json  # noqa: PLC0415
 
     from longwatch.core.error_text import error_text  # noqa: PLC0415
@@ -167,7 +167,7 @@ def _encode_error(error: BaseException) -> bytes:
 
 
 def _print_traceback(error: BaseException) -> None:
-    """On standard error, as far as that can be done."""
+    """Print a traceback to standard error; errors are ignored."""
     with suppress(Exception):
         import traceback  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """The child's side of the channel between a worker and the child that computes a node.
 
-Its connection, its reader, and the context that its function is given. As lean as `child.py`, and
-for the same reason.
+It has the connection, the listener for cancellation, and the context of the function. It imports as
+little as `child.py`, because every attempt pays for it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _NO_LIMIT = 1 << 40
 _CHUNK = 1 << 18
 _THREAD_STACK_BYTES = 1 << 18
-"""Bytes: that of a thread counts as memory of a child whose memory is limited."""
+"""Bytes of the listener's stack, which counts against the memory limit of the child."""
 _MIN_BEAT_INTERVAL = 0.05
 _MAX_PROGRESS_BYTES = 4096
 
 
 class SigtermExit(SystemExit):
-    """SIGTERM came, to a function that cannot be told otherwise."""
+    """SIGTERM arrived while a function ran that takes no context."""
 
 
 class ChildFrameChannel:
-    """The line to the worker. `send` may be called from any thread."""
+    """The connection to the worker. `send` is thread-safe."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -45,7 +45,7 @@ class ChildFrameChannel:
         self._pid = os.getpid()
 
     def next_frame(self) -> Frame | None:
-        """The next one; None when the worker is gone."""
+        """Read the next frame; None when the worker has closed the connection. Blocks."""
         while not self._received:
             chunk = os.read(self.descriptor, _CHUNK)
             if not chunk:
@@ -54,7 +54,7 @@ class ChildFrameChannel:
         return self._received.pop(0)
 
     def expect(self, kind: bytes) -> bytes:
-        """The payload of the next frame, which is of this kind."""
+        """Read the payload of the next frame, which has to be of this kind. Blocks."""
         frame = self.next_frame()
         if frame is None:
             sys.exit("the worker is gone")
@@ -66,8 +66,8 @@ class ChildFrameChannel:
             self._write(encode_frame(kind, payload))
 
     def send_if_free(self, kind: bytes, payload: bytes) -> None:
-        """Unless somebody is sending just now: be it the code that this was called in the middle
-        of.
+        """Send a frame, unless another call is sending. A signal handler may have interrupted that
+        call in this very thread.
         """
         if self._send_lock.acquire(blocking=False):
             try:
@@ -76,9 +76,7 @@ class ChildFrameChannel:
                 self._send_lock.release()
 
     def send_reply(self, kind: bytes, payload: bytes) -> None:
-        """The last word; not from a copy of this process that user code has forked and let
-        return.
-        """
+        """Send the reply. A forked copy of this process exits instead: user code let it return."""
         if os.getpid() != self._pid:
             os._exit(0)
         self.send(kind, payload)
@@ -87,18 +85,18 @@ class ChildFrameChannel:
         remaining = memoryview(data)
         with suppress(
             BrokenPipeError, ConnectionResetError
-        ):  # nobody is left to hear it, and we are about to be killed
+        ):  # the worker is gone, and the guardian is about to kill this process
             while remaining:
                 remaining = remaining[os.write(self.descriptor, remaining) :]
 
 
 class ChildContext:
-    """What a function in a child is told about the attempt it is: as `FlowContext`, whose worker
-    hears its beats.
+    """The attempt as a function in a child sees it; like `FlowContext`. It sends beats to the
+    worker.
     """
 
     lease_lost = False
-    """Only the worker knows; it has this process ended."""
+    """Always false: only the worker knows, and it ends this process."""
 
     def __init__(
         self,
@@ -122,15 +120,15 @@ class ChildContext:
 
     @property
     def logger(self) -> LoggerAdapter[Logger]:
-        """A logger whose records carry the ids."""
-        import logging  # noqa: PLC0415 - not everybody logs
+        """A logger whose records have execution, node and attempt."""
+        import logging  # noqa: PLC0415 - most functions do not log
 
         extra = {"execution": self.execution, "node": self.node, "attempt": self.attempt}
         return logging.LoggerAdapter(logging.getLogger("longwatch.flow"), extra)
 
     def beat(self, progress: object = None) -> None:
-        """Say that the work moves, and with `progress` how far it is; twenty times a second at
-        the most, the rest is not sent.
+        """Report that the work makes progress; `progress` says how far it is. At most twenty beats
+        a second are sent.
         """
         now = self.deadline.clock.monotonic()
         if now - self._sent_at >= _MIN_BEAT_INTERVAL:
@@ -139,8 +137,8 @@ class ChildContext:
 
 
 class CancelListener:
-    """Hears the worker and SIGTERM, in a thread of its own: a handler of signals may take no
-    lock, and cancelling takes some.
+    """Cancels the token on SIGTERM or a message of the worker, in a thread of its own: a signal
+    handler may take no locks, and cancelling takes some.
     """
 
     def __init__(self, channel: ChildFrameChannel) -> None:
@@ -152,8 +150,8 @@ class CancelListener:
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def start(self, token: CancelToken) -> None:
-        """From here on that is cancelled, and nothing is interrupted. A function that cannot be
-        told has no such thread: it may want to fork.
+        """Start the thread: from here on SIGTERM cancels the token and interrupts nothing. It is
+        not started for a function without a context, which may want to fork.
         """
         if self.may_interrupt:
             self.may_interrupt = False
@@ -166,7 +164,7 @@ class CancelListener:
     def _on_signal(self, *_: object) -> None:
         if (
             os.getpid() != self._pid
-        ):  # a copy that user code has forked: as if nobody had ever listened there
+        ):  # a copy that user code has forked: behave as if there were no handler
             die_of_sigterm()
         with suppress(OSError):
             os.write(self._signal_writer, b"!")
@@ -185,7 +183,7 @@ class CancelListener:
                 token.cancel(signal.SIGTERM.name)
 
     def _read_frame(self, token: CancelToken) -> bool:
-        """What the worker says; whether it will say more."""
+        """Handle the next frame of the worker; returns whether more may follow."""
         frame = self._channel.next_frame()
         if frame is not None and frame[0] == CANCEL:
             token.cancel(frame[1].decode())
@@ -193,7 +191,7 @@ class CancelListener:
 
 
 def die_of_sigterm() -> NoReturn:
-    """As a program does that has nothing to say to it."""
+    """Die of SIGTERM, as a program without a handler does."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(128 + signal.SIGTERM)

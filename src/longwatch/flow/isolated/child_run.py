@@ -1,5 +1,5 @@
-"""One child that computes one node, from its spawning until nothing of it is left. Everything
-here is on the loop.
+"""One child process that computes one node, from its start until no process of it is left. All
+methods run on the event loop.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from longwatch.host.task import ChildSpawner, OutputTail, Task, TaskSpec
 
 _CHUNK = 1 << 18
 _DUMP_POLL_INTERVAL = 0.02
-"""Seconds in which a dump of stacks goes on, unless it is over; real ones, as it is another
-process that writes it.
+"""Seconds without output after which a dump of stacks counts as complete. Real seconds, because
+another process writes it.
 """
 
 
 class ChildSpec(NamedTuple):
-    """What a child is to do: its command, what it is told first, and what it may use."""
+    """The command of a child, its environment, the frames that it gets first, and its memory
+    limit.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -52,8 +54,8 @@ class ChildSpec(NamedTuple):
 
 
 class WorkerFrameChannel:
-    """The worker's end of the channel to a child. What goes wrong with it is no news: the end of
-    the child tells.
+    """The worker's side of the channel to a child. Its errors are ignored: the end of the child is
+    what counts.
     """
 
     def __init__(self, connection: socket.socket, on_frame: Callable[[Frame], None]) -> None:
@@ -66,7 +68,9 @@ class WorkerFrameChannel:
         self._loop.add_reader(connection, self._receive)
 
     def send(self, data: bytes) -> None:
-        """Have it sent, unless there is still something unsent: then it would not be understood."""
+        """Send data without blocking. Drops it if earlier data is unsent: it could not be
+        decoded.
+        """
         if not self._unsent:
             self._unsent = memoryview(data)
             self._flush()
@@ -75,7 +79,7 @@ class WorkerFrameChannel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take what is there, and close it."""
+        """Read the remaining frames, and close the connection."""
         while self._receive():
             pass
         self._loop.remove_reader(self._connection)
@@ -94,7 +98,7 @@ class WorkerFrameChannel:
         self._loop.remove_writer(self._connection)
 
     def _receive(self) -> bool:
-        """Read once; whether there may be more."""
+        """Read once; returns whether more may follow."""
         try:
             chunk = self._connection.recv(_CHUNK)
         except BlockingIOError:
@@ -110,7 +114,7 @@ class WorkerFrameChannel:
         except (
             ValueError,
             msgspec.MsgspecError,
-        ):  # somebody else has found the channel: what it says is worth nothing any more
+        ):  # user code wrote to the channel: the stream cannot be decoded any more
             self._connection.shutdown(socket.SHUT_RDWR)
         return True
 
@@ -149,7 +153,7 @@ class ChildRun:
                 undo.callback(self._context.cancel.on_cancel(on_cancel))
 
             def on_cancel() -> None:
-                with suppress(RuntimeError):  # the loop is closed: it is over anyway
+                with suppress(RuntimeError):  # the loop is closed, so the run has ended
                     self._loop.call_soon_threadsafe(self._cancel, task, channel)
 
             undo.callback(self._forget_child)
@@ -168,8 +172,8 @@ class ChildRun:
         return TaskSpec(process=process, timeout=None, stop=StopPolicy(grace=self._grace()))
 
     async def dump_stacks(self) -> None:
-        """Have the stacks of its threads written to its standard error; returns when they are
-        there, as far as one can tell.
+        """Make the child write the stacks of its threads to its standard error; returns when the
+        output pauses.
         """
         if self._child is None or not self._is_ready:
             return
@@ -190,7 +194,7 @@ class ChildRun:
             task.cancel(self._context.cancel.reason, grace=self._grace())
 
     async def _kill_later(self) -> None:
-        """A child has its grace to end after its reply."""
+        """Kill the child if it has not ended within its grace after its reply."""
         await self._clock.sleep(self._grace())
         if self._child is not None:
             self._child.begin_stop(KILL_NOW)

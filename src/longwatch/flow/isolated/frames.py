@@ -1,8 +1,8 @@
-"""What a worker and the child that computes a node say to each other: frames over one socket, a
-kind and a payload each.
+"""The protocol between a worker and the child that computes a node: frames over one socket, each
+with a kind and a payload.
 
-The child has it in the place of its standard input, and takes it away from there before any code of
-a user runs. This is imported by the child at its very beginning, so it imports next to nothing.
+The socket is the standard input of the child, which moves it away before any user code runs. The
+child imports this module first, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import struct
 from collections.abc import Iterator
 
 PATH = b"P"  # worker: its sys.path, NUL between the entries
-REQUEST = b"Q"  # worker: what to call, and for whom, as JSON
-INPUTS = b"I"  # worker: the values that it is called with, as JSON
+REQUEST = b"Q"  # worker: the function to call and the ids of the attempt, as JSON
+INPUTS = b"I"  # worker: the values of the inputs, as JSON
 CANCEL = b"C"  # worker: stop, with the reason
-READY = b"Y"  # child: it hears signals from here on
-BEAT = b"B"  # child: the work moves, and how far it is as JSON
-RESULT = b"R"  # child: what the function returned, as JSON
-RAISED = b"E"  # child: what it raised, as JSON
+READY = b"Y"  # child: its signal handlers are installed
+BEAT = b"B"  # child: the progress of the work, as JSON
+RESULT = b"R"  # child: the result of the function, as JSON
+RAISED = b"E"  # child: the exception of the function, as JSON
 
 REPLIES = frozenset({RESULT, RAISED})
 _HEADER = struct.Struct("!cQ")
@@ -29,8 +29,8 @@ def encode_frame(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 class FrameDecoder:
-    """Finds the frames in a stream of chunks; ValueError for one that is larger than `max_bytes`
-    bytes.
+    """Decodes frames from a stream of chunks; raises ValueError for a frame of more than
+    `max_bytes` bytes.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
@@ -38,7 +38,7 @@ class FrameDecoder:
         self._data = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[Frame]:
-        """The frames that this chunk completes."""
+        """Add a chunk, and yield the frames that it completes."""
         self._data += chunk
         while (frame := self._next()) is not None:
             yield frame

@@ -1,15 +1,18 @@
-"""Nodes in processes of their own: `isolation="process"`.
+"""Runs nodes in child processes: `isolation="process"`.
 
-A worker has one guardian for all of them, started with the first (`ProcessRunner`). A node is
-ordered, its child spawned, heard and ended (`child_run.py`, over the frames of `frames.py`; the
-child's side is `child.py`), and how that came out is told to the engine in its own words:
+A worker has one guardian for all its children, started with the first (`ProcessRunner`). The
+guardian spawns a child for each attempt. `child_run.py` is the parent's side, `child.py` the
+child's side, and `frames.py` the protocol between them. How a child ended becomes the result of the
+attempt:
 
-    a result                                  the result, whatever became of the child after it
-    an exception                              the same type and text; permanent if it was
-    an end without either, called off         CancelledError: the engine knows why
-    an end without either, or MemoryError     the attempt is abandoned: memory, or killed
-    the guardian was lost                     nobody's fault: back in a moment, with another
-                                              guardian
+    a result                               the result, however the child ended after it
+    an exception                           an exception of the same type name and text, permanent if
+                                           it was
+    neither, and the attempt is cancelled  CancelledError
+    neither, or MemoryError                the attempt is abandoned with the cause `memory` or
+                                           `killed`
+    the guardian was lost                  the attempt is released and runs again soon, with another
+                                           guardian
 """
 
 from __future__ import annotations
@@ -56,12 +59,12 @@ from longwatch.host.service import Service, ServiceGroup
 from longwatch.store.claims import Claim
 
 STOP_GRACE = 5.0
-"""Seconds that a child has to end, once it was told to or has given its answer."""
+"""Seconds that a child has to end after it was cancelled or has replied."""
 _RETRY_DELAY = 1.0
 _RESOURCE_ERRNOS = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT}
 )
-"""What a machine that has too much to do says to somebody who wants a process."""
+"""Errors of an overloaded machine that cannot start a process."""
 _STACKS_TIMEOUT = 0.5
 _MAX_REASON_LENGTH = 100
 _MAX_MESSAGE_LENGTH = 1500
@@ -75,7 +78,9 @@ _MAX_WRAPPED = 100
 
 
 class ChildEndedError(LongwatchError):
-    """The child of a node ended and has said nothing; without a cause it is nobody's fault."""
+    """The child of a node ended without a reply. Without a cause the attempt is released and not
+    counted.
+    """
 
     def __init__(self, cause: AttemptEndCause | None, text: str) -> None:
         super().__init__(text)
@@ -88,17 +93,15 @@ class ChildEndedError(LongwatchError):
 
 
 class ChildRaisedError(LongwatchError):
-    """The function of a node raised, in its child; the type that it raised is in the name of a
-    subclass.
-    """
+    """The function of a node raised in its child. A subclass has the name of the original type."""
 
 
 class ProcessRunner(Service):
-    """Runs nodes in children of one guardian: it is an `IsolatedCall`, from any thread. It
-    starts itself with the first of them.
+    """Runs nodes in child processes of one guardian; an `IsolatedCall`. Thread-safe. The first call
+    starts the guardian.
 
-    `time_left` returns how many seconds the worker has to end, None if it is not stopping.
-    Children of a stopping worker have at most half of that.
+    `time_left` returns how many seconds a stopping worker has left, None if it is not stopping.
+    Children of a stopping worker get at most half of that.
     """
 
     def __init__(
@@ -118,7 +121,9 @@ class ProcessRunner(Service):
         self._depths: dict[Callable[..., Any], int] = {}
 
     def __call__(self, node: Node, inputs: str, context: FlowContext) -> bytes:
-        """The result of a node as JSON; blocks until nothing of its child is left."""
+        """Compute a node; returns its result as JSON. Blocks until no process of the child is
+        left.
+        """
         run = ChildRun(
             self._child_spec(node, inputs, context), context, grace=self._grace, clock=self._clock
         )
@@ -167,15 +172,15 @@ class ProcessRunner(Service):
         return STOP_GRACE if left is None else min(STOP_GRACE, left / 2)
 
     def _diagnostics(self, run: ChildRun) -> str:
-        """Where a child is that has had its time, and what it wrote; asked for by another thread
-        than the one that waits for it.
+        """The stacks and the output of a child that timed out. The attempt watchdog calls it while
+        the slot waits for the child.
         """
         if self.started:
             with suppress(LongwatchError, CancelledFuture):
                 self.loop.call(run.dump_stacks(), timeout=_STACKS_TIMEOUT)
         return _with_output("", run, limit=MAX_ERROR_LENGTH - _MAX_REASON_LENGTH)
 
-    # --- what a child is told ---
+    # --- the request ---
 
     def _child_spec(self, node: Node, inputs: str, context: FlowContext) -> ChildSpec:
         assert node.function is not None
@@ -197,15 +202,15 @@ class ProcessRunner(Service):
         return ChildSpec(_argv(node), dict(os.environ), b"".join(frames), node.options.max_memory)
 
     def _depth(self, node: Node) -> int:
-        """Below how many decorators of what bears its name the function is; PermanentError if a
-        child would find another one.
+        """How many decorators wrap the function under its import path. Raises PermanentError if a
+        child would import another function.
         """
         assert node.function is not None
         if node.function not in self._depths:
             self._depths[node.function] = _wrapped_depth(node.name, node.function)
         return self._depths[node.function]
 
-    # --- what became of it ---
+    # --- the result ---
 
     def _result(self, run: ChildRun, ending: ProcessEnd, node: Node, context: FlowContext) -> bytes:
         if run.reply is not None and run.reply[0] == RESULT:
@@ -247,8 +252,8 @@ class ProcessRunner(Service):
 
 
 def _rebuild_exception(raised: dict[str, Any], run: ChildRun) -> LongwatchError:
-    """An exception of the type that was raised, as far as the engine can tell: it judges by the
-    base, and shows the name.
+    """Rebuild the exception of a child. The engine decides by its base class and shows its type
+    name.
     """
     if raised["release"] is not None:
         delay, reason = raised["release"]
@@ -261,7 +266,7 @@ def _rebuild_exception(raised: dict[str, Any], run: ChildRun) -> LongwatchError:
 
 
 def _with_output(message: str, run: ChildRun, *, limit: int = MAX_ERROR_LENGTH) -> str:
-    """What is to be said, and then the end of what the child wrote, as much as fits."""
+    """A message with the end of the child's output, as much as fits."""
     text = message[:_MAX_MESSAGE_LENGTH]
     for name, tail, maximum in (
         ("stdout", run.out.data, _MAX_STDOUT_LENGTH),
@@ -280,15 +285,15 @@ def _with_output(message: str, run: ChildRun, *, limit: int = MAX_ERROR_LENGTH) 
 
 
 def _argv(node: Node) -> list[str]:
-    """Options of the interpreter as the worker's; the name of the node only shows in lists of
-    processes.
+    """The command of a child, with the interpreter options of the worker. The name of the node is
+    only for process lists.
     """
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing does
     return [sys.executable, *flags, "-P", "-c", _CHILD_CODE, node.name]
 
 
 def _sys_path() -> bytes:
-    """As absolute paths: the child begins in the same directory, and need not stay there."""
+    """The worker's sys.path with absolute entries: the child may change its directory."""
     return b"\0".join(os.fsencode(entry or os.getcwd()) for entry in sys.path)  # noqa: PTH109
 
 
@@ -298,7 +303,7 @@ def _wrapped_depth(name: str, function: Callable[..., Any]) -> int:
         thing: Any = import_function(function.__module__, function.__qualname__)
     except (ImportError, AttributeError) as error:
         raise PermanentError(
-            f"the function of node {name!r} is not found as {import_path} ({error}); {_HINT}"
+            f"the function of node {name!r} cannot be imported as {import_path} ({error}); {_HINT}"
         ) from None
     for depth in range(_MAX_WRAPPED):
         if thing is function:
