@@ -362,7 +362,7 @@ class TestBadInput:
             execution.cancel,
         ):
             with pytest.raises(
-                UnknownExecutionError, match=f"there is no execution '{execution.id}' any more"
+                UnknownExecutionError, match=f"execution '{execution.id}' does not exist any more"
             ):
                 act()
 

@@ -278,7 +278,7 @@ def test_a_function_whose_name_is_that_of_another_one_is_permanent_with_the_cure
     with working(tmp_path, functions.first_shadowed, max_attempts=5) as place:
         last = place.failure_of(1)
     assert "permanent" == last.end_cause
-    assert "is not what isolated_nodes:shadowed is" in (last.error or "")
+    assert "isolated_nodes:shadowed is not the function of node" in (last.error or "")
     assert "defined at the top of a module" in (last.error or "")
 
 

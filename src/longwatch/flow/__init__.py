@@ -1,10 +1,10 @@
 """Durable computation graphs: executions survive the death of their workers.
 
-A graph consists of named nodes and of gates that say when each is computed (`graph.py`, `nodes.py`,
-`gates.py`). An execution stores a value for each node and a row for each attempt to compute one. An
-attempt is a claimable row (`longwatch.store`), and the engine runs it (`longwatch.engine`). Any
-worker on any machine claims ready attempts. A sweeper reclaims those of dead workers, whose
-heartbeats are missing.
+A graph consists of named nodes and of gates that decide when each is computed (`graph.py`,
+`nodes.py`, `gates.py`). An execution stores a value for each node and a row for each attempt to
+compute one. An attempt is a claimable row (`longwatch.store`), and the engine runs it
+(`longwatch.engine`). Any worker on any machine claims ready attempts. A sweeper reclaims those of
+dead workers, whose heartbeats are missing.
 
 The life of an attempt
     opened    The transaction that made its node ready inserts it: a start, a set, or the result of
@@ -40,7 +40,7 @@ Failure cases
     A worker freezes or cannot reach the store: other workers abandon its attempts. Its leases are
     not trusted any more, its claims do not hold, and its results are refused.
     Code runs too long while its worker renews the lease: the deadline ends the attempt. Python
-    cannot kill a thread, so the code is told to stop, and its slot stays out of service until then.
+    cannot kill a thread, so the code is cancelled, and its slot stays out of service until it ends.
     The store restarts: calls are retried with backoff, and renewals before the trust in a lease
     ends. Committed changes persist.
     An attempt that could be opened was not: the sweep for stalled executions opens it.

@@ -1,10 +1,10 @@
-"""How an attempt ends whose claim a sweeper reclaims: by which cause, or unspent.
+"""Decides how an attempt ends whose claim a sweeper reclaims: with which cause, or unspent.
 
-The heartbeat of an attempt in the store (`heartbeat_deadline`) is renewed by the engine of its
-worker, or by the parent of that, for all its attempts in one statement, whatever their code does.
-The beats of the slot on the beat page are made by the attempt watchdog of the worker while the
-attempt keeps its limits, or by the code itself (`context.beat`). So a missed heartbeat says that
-renewals did not arrive, and only the page says whether the attempt was silent as well:
+The engine of a worker, or the parent of that worker, renews the heartbeats of all its attempts in
+the store (`heartbeat_deadline`) in one statement, independent of their code. The attempt watchdog
+beats for the slot on the beat page while the attempt keeps its limits; the code itself does so with
+`context.beat`. So a missed heartbeat only proves that renewals did not arrive. The page shows
+whether the attempt was silent as well:
 
     owner               attempt                               ends as
     gone                by `OwnerEnd.blame`: it ran, as the   `crash`; with its parent or machine,
@@ -36,7 +36,7 @@ from longwatch.store.claims import Claim
 from longwatch.store.database import Row
 
 _SILENT_SHARE = 0.5
-"""Of `heartbeat_timeout_seconds`: a slot without a beat for so long is silent."""
+"""The share of `heartbeat_timeout_seconds` without a beat after which a slot is silent."""
 _CAUSES = {
     Blame.CRASH: AttemptEndCause.CRASH,
     Blame.LOST: AttemptEndCause.LOST,
@@ -48,8 +48,9 @@ _CAUSES_OF_CODE = frozenset({AttemptEndCause.DEADLINE, AttemptEndCause.HEARTBEAT
 
 
 class OwnerLook(NamedTuple):
-    """What was seen of an owner. `has_ended`: for certain. `looked_at`: when its page was read, on
-    the clock of the page. `is_held`: its renewals may still arrive (`lapsed_owners`).
+    """An owner as a sweeper found it. `has_ended`: it has certainly ended. `looked_at`: when its
+    page was read, on the clock of the page. `is_held`: its renewals may still arrive
+    (`lapsed_owners`).
     """
 
     end: OwnerEnd
@@ -71,8 +72,8 @@ class ReclaimedLease(NamedTuple):
     look: OwnerLook
 
     def is_due(self, valid: ValidClaim) -> bool:
-        """Whether it is reclaimed now: its owner has ended, or it has lapsed. An owner that is held
-        keeps what it has not renewed, but for attempts that are too slow or silent.
+        """Whether to reclaim the lease now: its owner has ended, or it has lapsed. A held owner
+        keeps its lapsed leases, except those of attempts that are too slow or silent.
         """
         if self.look.has_ended:
             return True
@@ -81,7 +82,7 @@ class ReclaimedLease(NamedTuple):
         )
 
     def end_cause(self, valid: ValidClaim) -> AttemptEndCause | None:
-        """The cause that its attempt ends with; None: it goes back to its queue unspent."""
+        """The cause with which the attempt ends; None if it returns to its queue unspent."""
         if self.look.end.is_alive:
             return self._cause_if_alive(valid)
         is_renewed = not (self.look.has_ended or valid.is_heartbeat_missed)

@@ -165,7 +165,7 @@ class FlowClaimSource:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
     def count_suspects(self, *, limit: int) -> int:
-        """Those that a cap does not allow to claim now are left out."""
+        """Count free suspects up to `limit`, without those that a cap holds back."""
         queues = {queue.number: queue for queue in self._queues_in_turn()}
         parameters = {
             "queues": self.records.array_parameter(list(queues)),
@@ -185,7 +185,7 @@ class FlowClaimSource:
         return min(self.database.read(count), limit)
 
     def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
-        """EXECUTION/NODE of each."""
+        """The id of each attempt: EXECUTION/NODE."""
         parameters = {"seqs": self.records.array_parameter(list(seqs))}
         query = self.records.sql["row_ids"]
         rows = self.database.read(lambda tx: tx.rows(query, parameters)) if seqs else []
@@ -201,7 +201,9 @@ class FlowClaimSource:
         return self._queue_cache.next_due(self._query_next_due)
 
     def locator(self) -> dict[str, str] | None:
-        """None if a heartbeat timeout is too short for the renewals of a parent."""
+        """Where a parent finds this source to renew its leases; None if a heartbeat timeout is too
+        short for that.
+        """
         if self._shortest_timeout() < PARENT_LEASE_SECONDS:
             return None
         return {
@@ -220,7 +222,7 @@ class FlowClaimSource:
     # --- settling ---
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """Settle without a claim; for each whether its claim still held."""
+        """Settle attempts and claim none; returns for each whether its claim still held."""
 
         def work(tx: Transaction) -> dict[Claim, bool]:
             result = self._settler.settle(tx, settlements)

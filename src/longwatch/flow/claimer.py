@@ -44,7 +44,7 @@ _COLUMNS = (
 
 
 class ClaimedAttempt(NamedTuple):
-    """A claimed attempt with its inputs: an object of the values, each as JSON, as JSON."""
+    """A claimed attempt. `inputs` is a JSON object that has each value as a JSON text."""
 
     execution: int
     node: str
@@ -59,7 +59,7 @@ class ClaimedAttempt(NamedTuple):
     abandon_after: float
     heartbeat_timeout: float | None
     inputs: str | None
-    """None if they are too large together."""
+    """None if the values are too large together."""
     is_stale: bool
     id: str
     claimed_at: float
@@ -148,7 +148,7 @@ class AttemptClaimer:
         return self.make_row(Claim(*row[:3]), item, queue)
 
     def make_row(self, claim: Claim, item: ClaimedAttempt, queue: GraphQueue) -> ClaimedRow:
-        """A claimed attempt as the engine takes it."""
+        """Make the row that the engine runs for a claimed attempt."""
         node = self.registry.graphs[queue.graph_id].nodes.get(item.node)
         retry = None if node is None else node.options.retry
         return ClaimedRow(
@@ -175,8 +175,8 @@ class QueueCache:
         self._due_until = -inf
 
     def listen(self, wakeup: Wakeup) -> tuple[Wakeup, Callable[[], None]]:
-        """The wakeup to set on a notification, which sets the given one as well, and the function
-        that ends this.
+        """Returns the wakeup to set on a notification, which also sets the given one, and a
+        function that ends that.
         """
         unsubscribe = self._notified.subscribe(wakeup.set)
         self._listeners += 1
@@ -188,7 +188,9 @@ class QueueCache:
         return self._notified, leave
 
     def invalidate(self) -> None:
-        """Forget everything, before a poll: a notification from here on may be of a new row."""
+        """Forget the last poll, before the next one: a later notification may be about a new
+        row.
+        """
         self._notified.clear()
         self._empty_until = self._due_until = -inf
 
@@ -232,7 +234,7 @@ def unselected_graphs(states: Iterable[ExecutionState], selection: RowSelection)
 
 
 def may_have_more(claimed: Sequence[ClaimedRow], limit: int) -> bool:
-    """Whether attempts may still wait after a claim: it reached its limit, or returned a row that
-    comes alone.
+    """Whether attempts may still wait after a claim: it reached its limit, or returned an exclusive
+    row.
     """
     return len(claimed) >= limit or any(each.is_exclusive for each in claimed)

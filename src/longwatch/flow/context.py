@@ -30,8 +30,8 @@ class FlowContext(UserContext):
         self.progressed_at = clock.monotonic()
         """When `beat` was called last; before the first call, when the attempt began."""
         self.diagnostics: Callable[[], str] = str
-        """Returns, within a second, what is known about where the code is; for the error of an
-        attempt that timed out.
+        """Returns, within a second, the stacks and the output of the code if they are known; for
+        the error of an attempt that timed out.
         """
         self._clock = clock
 

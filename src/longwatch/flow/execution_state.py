@@ -18,9 +18,8 @@ Each cause spends one budget of the node (`store.blame`):
 
 The number of an attempt rises with every one of them. A released attempt spends nothing.
 
-An attempt is identified by what it is computed with: the revisions of all nodes that its node
-depends on, as a text. So an attempt of other inputs is recognised, and failures of other inputs do
-not count.
+`computed_with` identifies the inputs of an attempt: the revisions of all upstream nodes, as a text.
+So an attempt with other inputs is recognised, and its failures do not count.
 """
 
 from __future__ import annotations
@@ -141,12 +140,12 @@ class NodeRecord:
 
     @property
     def spent_attempts(self) -> int:
-        """How many attempts have ended without a result, for whatever cause."""
+        """How many attempts have ended without a result, for any cause."""
         return self.failed_attempts + self.crashes + self.lost
 
     @property
     def give_up_reason(self) -> GiveUpReason | None:
-        """Why it was given up; None if it was not."""
+        """Why the node was given up; None if it was not."""
         if not self.failed:
             return None
         if self.crashes >= DEFAULT_BUDGET.max_crashes:
@@ -154,7 +153,7 @@ class NodeRecord:
         return GiveUpReason.LOST if self.lost >= DEFAULT_BUDGET.max_lost else GiveUpReason.FAILED
 
     def reset_attempts(self, inputs: str | None) -> None:
-        """Attempts are counted anew."""
+        """Reset all budgets, for attempts with these inputs."""
         self.attempted_with, self.failed, self.error, self.traceback = inputs, False, None, None
         self.failed_attempts = self.crashes = self.lost = 0
 

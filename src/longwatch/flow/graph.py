@@ -88,7 +88,7 @@ class Graph:
     # --- validation ---
 
     def _add(self, nodes: Iterable[Node]) -> None:
-        """Add all of these nodes or none. Raises GraphError where the definition stands."""
+        """Add all of these nodes or none. Raises GraphError at the definition of a wrong node."""
         if self.is_sealed:
             raise GraphError(
                 f"graph {self.name!r} was given to a Flow; define all of its nodes before that"

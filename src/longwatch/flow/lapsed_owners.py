@@ -52,12 +52,12 @@ class LapsedOwners:
 
     @property
     def look_again_at(self) -> float:
-        """When the first of the held owners may be reclaimed from, on the clock of this process."""
+        """When the hold of the first owner ends, on the clock of this process."""
         return min(self._held_until.values(), default=inf)
 
     def look(self, *, holds: bool) -> dict[int, OwnerLook]:
-        """The owners with a lapsed attempt, by number. Reads pages and processes, so call it in no
-        transaction. Without `holds` the clock is trusted, and no owner is held.
+        """Look at the owners that have a lapsed attempt; returns them by number. Reads beat pages
+        and processes, so call it outside of a transaction. Without `holds` no owner is held.
         """
         owners, renewing = self._database.read(self._find)
         looks = {owner.id: self.look_at(owner) for owner, _ in owners}
@@ -92,8 +92,8 @@ class LapsedOwners:
         return self._held_until
 
     def look_at(self, owner: LeaseOwner) -> OwnerLook:
-        """What can be seen of one owner. An unknown owner in a store of one machine is one of an
-        earlier boot.
+        """Look at one owner. An unknown owner in a store of one machine belongs to an earlier
+        boot.
         """
         has_ended = self._sweep.has_ended(owner.incarnation) or not (
             owner.incarnation or self._database.is_shared

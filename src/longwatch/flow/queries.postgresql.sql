@@ -1,18 +1,18 @@
--- What `records.py` asks of PostgreSQL, under READ COMMITTED. Whoever changes an execution locks it first, in the order of their
--- numbers, and its attempts after that: two that meet wait for each other in one direction only. Claims lock attempts alone, and
--- pass over those that are locked.
+-- Statements of `flow` for PostgreSQL, under READ COMMITTED. A transaction locks executions first, in the order of their numbers,
+-- and then their attempts, so that transactions do not deadlock. Claims lock only attempts, and skip
+-- locked ones.
 
 -- name: executions
--- Executions by their numbers; nobody else changes them until the end of the transaction.
+-- Executions by their numbers, locked until the end of the transaction.
 SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions
 WHERE execution = ANY (:executions::int8[]) ORDER BY execution FOR UPDATE
 
 -- name: executions_without_lock
--- The same without a lock: a read.
+-- Executions by their numbers, without a lock.
 SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
 
 -- name: values
--- What is kept of the nodes of executions.
+-- The state of all nodes of executions.
 SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback
 FROM longwatch_values
 WHERE execution = ANY (:executions::int8[])
@@ -23,8 +23,8 @@ SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, h
 FROM longwatch_computations WHERE lease_state < 3 AND execution = ANY (:executions::int8[])
 
 -- name: valid_claims
--- Those of these claims that are still their claimants', with whether they are past their deadline, or their heartbeat is missed.
--- Nobody releases them until the end of the transaction. They are found by their numbers, and by nothing else.
+-- Those of these claims that still hold, with whether they are past their deadline and whether a heartbeat is missed.
+-- They are locked until the end of the transaction. The first condition makes the planner find them by their numbers.
 SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, false)::int,
     coalesce(heartbeat_deadline < :lease_now, false)::int
 FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]) AND lease_state = 2
@@ -96,7 +96,7 @@ SELECT seq, owner, term, execution, heartbeat_timeout FROM longwatch_computation
 WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) AND owner <> ALL (:skip_owners::int8[]) LIMIT :limit
 
 -- name: lapsed_owners
--- The owners of such attempts, each with whether a heartbeat is missed. One that was deleted has an unreadable page.
+-- The owners of such attempts, each with whether a heartbeat is missed. A deleted owner has an unreadable page.
 SELECT leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
     coalesce(draining, 0), renew_seconds, is_missed
 FROM (
@@ -105,17 +105,17 @@ FROM (
 ) AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 
 -- name: leases_of_owner
--- The leases of one owner, as many as asked for: a read.
+-- The leases of one owner, up to :limit, without a lock.
 SELECT seq, owner, term, execution, heartbeat_timeout FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
 -- name: ready_queues
--- Those of these queues that hold a free attempt that is no suspect, or a delayed one that is due.
+-- The queues among these that have a free attempt that is no suspect, or a delayed attempt that is due.
 SELECT queue FROM unnest(:queues::int8[]) AS wanted (queue)
 WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0 AND NOT {is_suspect})
     OR EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: suspects_by_queue
--- Of each of these queues, how many suspects are free, counted up to :limit. The first condition is that of a small index.
+-- The number of free suspects in each of these queues, counted up to :limit. The first condition selects a small index.
 SELECT wanted.queue, (SELECT count(*) FROM (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0
     AND crashes + lost > 0 AND {is_suspect} LIMIT :limit) AS found)
 FROM unnest(:queues::int8[]) AS wanted (queue)
@@ -129,12 +129,12 @@ SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state =
 SELECT pg_advisory_xact_lock(:queue)
 
 -- name: insert_sweep
--- A sweep that was never made. Looked for first: an insert would wait for whoever has it locked.
+-- Insert a sweep that never ran. It is looked up first, because an insert would wait for a transaction that has it locked.
 INSERT INTO longwatch_sweeps (sweep, started_at)
 SELECT :sweep, 0 WHERE NOT EXISTS (SELECT 1 FROM longwatch_sweeps WHERE sweep = :sweep) ON CONFLICT DO NOTHING
 
 -- name: claim_sweep
--- Be the one who makes a sweep, if the last one began long enough ago, and nobody is about to be; or has been for too long.
+-- Claim a sweep, if its last run began long enough ago and no other transaction claims it, or has been claiming it for too long.
 WITH turn AS (
     UPDATE longwatch_sweeps SET started_at = :wall_now WHERE sweep = (
         SELECT sweep FROM longwatch_sweeps
@@ -146,13 +146,13 @@ UNION ALL SELECT position FROM longwatch_sweeps
 WHERE sweep = :sweep AND started_at <= :wall_now - 3 * :interval::float8 AND NOT EXISTS (SELECT 1 FROM turn)
 
 -- name: inputs_column
--- Of an attempt, the values that it is computed from, as JSON; null if they are more than a statement can return. A column.
+-- A column of attempts: the values of the inputs as JSON; null if they are more than a statement can return.
 (SELECT CASE WHEN count(*) = 0 THEN json_build_object()::text WHEN sum(length(value)) <= 67108864 THEN json_object_agg(v.node, value)::text END
     FROM longwatch_values AS v WHERE v.execution = longwatch_computations.execution
     AND is_set = 1 AND jsonb_exists(longwatch_computations.computed_with::jsonb, v.node))
 
 -- name: is_stale_column
--- Of an attempt, whether its inputs have changed since: by somebody who does not know the node, of an older release. A column.
+-- A column of attempts: whether the inputs have changed since, by a process of an older release that does not know the node.
 EXISTS (SELECT 1 FROM jsonb_each_text(longwatch_computations.computed_with::jsonb) AS needed (key, value)
     WHERE needed.value::int8 <> coalesce((
         SELECT v.revision FROM longwatch_values AS v

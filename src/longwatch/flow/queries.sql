@@ -14,16 +14,16 @@ UPDATE longwatch_computations SET queue = :new_queue WHERE queue = :queue AND no
 SELECT queue, node, max_running FROM longwatch_graph_queues WHERE graph = :graph AND version = :version
 
 -- name: insert_execution
--- A new execution; nothing if there is one with its key.
+-- Insert an execution, unless one with its key exists.
 INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, known_nodes, settled_nodes, done, created_at, updated_at)
 VALUES (:id, :graph, :version, :key, :revision, :known_nodes, :settled_nodes, :done, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
 
 -- name: execution_by_key
--- The execution that bears a key.
+-- Find an execution by its key.
 SELECT execution FROM longwatch_executions WHERE graph = :graph AND idempotency_key = :key
 
 -- name: execution_by_id
--- An execution by its id.
+-- Find an execution by its id.
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
 
 -- name: may_have_value
@@ -34,7 +34,7 @@ SELECT cancelled = 1 OR known_nodes < :nodes OR EXISTS (SELECT 1 FROM longwatch_
 FROM longwatch_executions AS e WHERE execution = :execution
 
 -- name: newest_executions
--- A page of executions, the newest first, with how many attempts wait and run, how many nodes were given up, and how many are set.
+-- A page of executions, the newest first, with the number of waiting and running attempts, and of failed and set nodes.
 SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 2),
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
@@ -55,13 +55,13 @@ SELECT EXISTS (SELECT 1 FROM longwatch_executions WHERE execution = :execution A
 AND EXISTS (SELECT 1 FROM longwatch_computations WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term {for_update})
 
 -- name: end_attempt
--- An attempt is over.
+-- End an attempt.
 UPDATE longwatch_computations SET lease_state = 3, state = :state, end_cause = :cause, error = :error, traceback = :traceback,
     ended_at = :wall_now
 WHERE seq = :seq AND lease_state < 3
 
 -- name: upsert_value
--- What is kept of a node.
+-- Write the state of a node.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
     changed_at)
@@ -93,17 +93,17 @@ RETURNING seq, owner, term, execution, node,
     EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owners.owner = longwatch_computations.owner)
 
 -- name: touch_execution
--- An execution has changed.
+-- Update the row of a changed execution.
 UPDATE longwatch_executions SET revision = :revision, changes = changes + 1, known_nodes = :known_nodes, settled_nodes = :settled_nodes,
     done = :done, updated_at = :wall_now WHERE execution = :execution
 
 -- name: update_progress
--- An execution was propagated, and that changed nothing in it.
+-- Update the progress of an execution that a propagation left unchanged.
 UPDATE longwatch_executions SET known_nodes = :known_nodes, settled_nodes = :settled_nodes, done = :done
 WHERE execution = :execution AND revision = :revision
 
 -- name: cancel_execution
--- An execution goes no further.
+-- Cancel an execution.
 UPDATE longwatch_executions SET cancelled = 1, changes = changes + 1 WHERE execution = :execution
 
 -- name: count_running
@@ -111,23 +111,23 @@ UPDATE longwatch_executions SET cancelled = 1, changes = changes + 1 WHERE execu
 SELECT count(*) FROM longwatch_computations WHERE queue = :queue AND lease_state = 2
 
 -- name: sweep_position
--- Where a sweep goes on.
+-- Where the next run of a sweep continues.
 SELECT position FROM longwatch_sweeps WHERE sweep = :sweep
 
 -- name: set_sweep_position
--- Where a sweep goes on next time.
+-- Set where the next run of a sweep continues.
 UPDATE longwatch_sweeps SET position = :position WHERE sweep = :sweep
 
 -- name: insert_sweep_run
--- What a sweep came to.
+-- Record a run of a sweep.
 INSERT INTO longwatch_sweep_runs (sweep, started_at, seconds, row_count, error) VALUES (:sweep, :wall_now - :seconds, :seconds, :row_count, :error)
 
 -- name: trim_sweep_runs
--- Keep the newest runs.
+-- Delete all but the newest runs.
 DELETE FROM longwatch_sweep_runs WHERE run <= (SELECT max(run) FROM longwatch_sweep_runs) - :keep
 
 -- name: sweep_runs
--- The newest runs.
+-- The newest runs of all sweeps.
 SELECT sweep, started_at, seconds, row_count, error FROM longwatch_sweep_runs ORDER BY run DESC LIMIT :limit
 
 -- name: renewing_owners
@@ -136,7 +136,7 @@ SELECT incarnation FROM longwatch_owners AS o WHERE table_name = 'longwatch_comp
     AND EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.lease_state = 2 AND c.owner = o.owner)
 
 -- name: unsettled_executions
--- A page of the executions of a graph that may be stalled, each with whether an attempt is open. The index has only these.
+-- A page of the executions of a graph that may be stalled, each with whether an attempt is open. The index skips all others.
 SELECT settled_nodes, execution,
     EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 3)
 FROM longwatch_executions AS e
@@ -145,5 +145,5 @@ WHERE graph = :graph AND version = :version AND settled_nodes < :nodes AND cance
 ORDER BY settled_nodes, execution LIMIT :limit
 
 -- name: execution_id_column
--- Of an attempt, the id of its execution; a column.
+-- A column of attempts: the id of the execution.
 (SELECT id FROM longwatch_executions WHERE longwatch_executions.execution = longwatch_computations.execution)

@@ -88,7 +88,7 @@ OpenedAttempt = tuple[ExecutionState, NewAttempt]
 
 
 class AttemptTaker(Protocol):
-    """Takes new attempts over instead of the queue (`flow/eager_lease`)."""
+    """Inserts new attempts as leased instead of queued (`flow/eager_lease`)."""
 
     def insert(self, tx: Transaction, opened: Sequence[OpenedAttempt]) -> list[OpenedAttempt]:
         """Insert some of these attempts and return the others, which are then queued."""
@@ -101,7 +101,7 @@ LoadedClaims = tuple[LoadedExecutions, dict[Claim, ValidClaim]]
 
 
 class Records:
-    """The statements; each runs in a transaction that the caller opened."""
+    """Runs the statements, each in a transaction of the caller."""
 
     def __init__(self, dialect: str) -> None:
         self.sql = load_queries(
@@ -288,10 +288,10 @@ class Records:
         return dict(tx.rows(self.sql["executions_of_attempts"], {"seqs": seqs}))
 
     def array_parameter(self, numbers: list[int]) -> Any:
-        """Numbers as a parameter."""
+        """Numbers as a parameter of a statement: an array, or JSON for SQLite."""
         return (
             numbers if self._takes_arrays else str(numbers)
-        )  # which is JSON, and takes a tenth of the time
+        )  # str() of a list of numbers is JSON, and takes a tenth of the time
 
     def lock_queues(self, tx: Transaction, numbers: Sequence[int]) -> None:
         """Wait until no other transaction counts the leased attempts of these queues; part of

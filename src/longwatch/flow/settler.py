@@ -79,7 +79,7 @@ class AttemptSettler:
         owner: int,
         leased: LeasedAttempts = MappingProxyType({}),
     ) -> None:
-        """Remember what an exchange left behind, after the commit."""
+        """Remember the claims and executions of an exchange, after the commit."""
         self.forget(settlements)
         self._executions.update((each.claim, each.item.execution) for each in claimed)
         self.cache.put(written, owner, leased)
@@ -192,8 +192,8 @@ def _apply(settlement: Settlement, state: ExecutionState, attempt: Attempt) -> N
 
 
 def _end_cause(settlement: Settlement) -> AttemptEndCause:
-    """Why an attempt failed; it raised, unless `reason` names another cause. An attempt that is
-    dead because it failed is counted like any other: `max_attempts` decides.
+    """The cause of a failed attempt: `reason`, or else that the code raised. A row that the engine
+    gives up because it failed counts as one failure, and `max_attempts` decides.
     """
     if settlement.outcome is RowOutcome.DEAD:
         is_last_failure = settlement.reason == GiveUpReason.FAILED

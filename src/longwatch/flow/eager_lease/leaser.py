@@ -45,7 +45,7 @@ _MAX_INPUT_CHARACTERS = 64 << 20
 """Characters of all inputs of an attempt, as in `inputs_column`."""
 
 Change = Callable[[Transaction], ExecutionState]
-"""Changes an execution in a transaction; the caller saves what it returns."""
+"""Changes an execution in a transaction; the caller saves the returned state."""
 
 
 class EagerLease:
@@ -85,7 +85,7 @@ class EagerLease:
         return len(self.claimed) == self._inserted
 
     def insert(self, tx: Transaction, opened: Sequence[OpenedAttempt]) -> list[OpenedAttempt]:
-        """Insert as leased what there is room for; return the others, which have to be queued."""
+        """Insert attempts as leased while there is room; return the others, to be queued."""
         queued = []
         for state, new_attempt in opened:
             if not self._accepts(new_attempt):
@@ -196,7 +196,7 @@ class EagerLeaser:
         claimed: Iterable[ClaimedRow],
         written: Iterable[ExecutionState],
     ) -> None:
-        """Remember, after the commit, what it claimed and how it left the executions."""
+        """Remember the claims and the states of the executions, after the commit."""
         self.settler.record_commit(
             settlements,
             claimed,
@@ -316,8 +316,8 @@ class LocalWorkers:
             self._workers = tuple(each for each in self._workers if each is not worker)
 
     def reserve(self, graph_id: GraphId) -> EagerWrite | None:
-        """Reserve room in a worker of this graph; None if none has any. The caller has to `write`,
-        which closes the reservation.
+        """Reserve slots in a worker of this graph; None if no worker has free slots. The caller has
+        to call `write`, which closes the reservation.
         """
         for worker in self._workers:
             selection = worker.engine.policy.selection

@@ -310,9 +310,9 @@ def _wrapped_depth(name: str, function: Callable[..., Any]) -> int:
             return depth
         thing = getattr(thing, "__wrapped__", None)
     raise PermanentError(
-        f"the function of node {name!r} is not what {import_path} is, so a child would call "
+        f"{import_path} is not the function of node {name!r}, so a child would call "
         f"another "
-        f"one; {_HINT}"
+        f"function; {_HINT}"
     )
 
 
