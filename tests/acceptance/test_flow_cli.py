@@ -144,7 +144,10 @@ def test_a_store_that_is_not_there_is_told_and_not_made(
     )
     assert ["flow_app.py"] == [each.name for each in place.cwd.iterdir()]
     told = place.refusal_of(*words, "--store", "sqlite:///nope.db")
-    assert "no store at sqlite:///nope.db; check the URL; the first flow.start(…) makes it" == told
+    assert (
+        "no store at sqlite:///nope.db; check the URL; the first `longwatch flow start` or "
+        "flow.start(…) makes it" == told
+    )
 
 
 @pytest.mark.parametrize("words", [*LOOKING, *WITH_CODE[2:-2], WITH_CODE[0]], ids=" ".join)
@@ -153,8 +156,23 @@ def test_a_flow_in_which_nothing_was_started_is_told_and_its_store_not_made(
 ) -> None:
     command, *rest = words
     told = place.refusal_of(command, TARGET, *rest)
-    assert "no store at sqlite:///flow.db; start an execution first, as in: flow.start(…)" == told
+    assert (
+        "no store at sqlite:///flow.db; start an execution first, with `longwatch flow start` or "
+        "flow.start(…)" == told
+    )
     assert not (place.cwd / "flow.db").exists()
+
+
+def test_a_server_without_tables_is_told_to_be_migrated_and_gets_none(place: FlowDirectory) -> None:
+    with shared_server().database() as url:
+        words = [*SOURCE, "flow", "ls", "--store", url]
+        said = refusal(run_to_end(words, place.cwd), code=2)
+        assert said.endswith(
+            "holds no executions; run `longwatch db migrate --store URL`, which makes its tables"
+        )
+        words = [*SOURCE, "flow", "start", TARGET, "jobs"]
+        said = refusal(run_to_end(words, place.cwd, STORE=url), code=2)
+        assert "is at schema 0 of 7; run `longwatch db migrate --store URL`, or " in said
 
 
 def test_a_database_that_is_not_ours_is_left_as_it_is(place: FlowDirectory) -> None:

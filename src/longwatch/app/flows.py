@@ -57,7 +57,9 @@ def load_flow(import_path: str) -> Iterator[Flow]:
 def existing_flow(import_path: str) -> Iterator[Flow]:
     """The same; UsageError if nothing was ever started in its store."""
     with load_flow(import_path) as flow:
-        _require_executions(flow, "start an execution first, as in: flow.start(…)")
+        _require_executions(
+            flow, "start an execution first, with `longwatch flow start` or flow.start(…)"
+        )
         yield flow
 
 
@@ -67,7 +69,7 @@ def existing_flow_store(url: str, *, is_explicit: bool) -> Iterator[Flow]:
     executions. `is_explicit`: the user named it.
     """
     cure = (
-        "check the URL; the first flow.start(…) makes it"
+        "check the URL; the first `longwatch flow start` or flow.start(…) makes it"
         if is_explicit
         else "name the flow first, as module:name, or give --store"
     )
@@ -84,8 +86,9 @@ def _require_executions(flow: Flow, cure: str) -> None:
     if status is None:
         raise UsageError(f"no store at {masked_url(flow)}; {cure}")
     if not status.version:
-        more = "`longwatch db migrate` makes its tables, or " if database.is_shared else ""
-        raise UsageError(f"{masked_url(flow)} holds no executions; {more}{cure}")
+        if database.is_shared:
+            cure = "run `longwatch db migrate --store URL`, which makes its tables"
+        raise UsageError(f"{masked_url(flow)} holds no executions; {cure}")
 
 
 def masked_url(flow: Flow) -> str:
