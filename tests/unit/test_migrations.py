@@ -127,3 +127,22 @@ def test_a_step_that_fails_leaves_the_version_before(
     raw.execute("ROLLBACK")
     assert NEWEST == current_version(store)
     assert before == schema(store)
+
+
+def test_step_7_keeps_executions_and_never_gives_the_number_of_a_deleted_one(
+    store: SqliteTransaction,
+) -> None:
+    migrate(store, [step for step in KNOWN if step.version < 7])
+    insert = (
+        "INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision,"
+        " created_at, updated_at) VALUES (:id, 'scrape', '1', :id, 3, 1.0, 2.0) RETURNING execution"
+    )
+    [(kept,)] = store.rows(insert, {"id": "kept"})
+    store.execute(
+        "INSERT INTO longwatch_values (execution, node, changed_at) VALUES (9, 'pages', 1.0)"
+    )
+    migrate(store, KNOWN)
+    assert [(kept, "kept", 3, 0, 0, 0)] == store.rows(
+        "SELECT execution, id, revision, known_nodes, settled_nodes, done FROM longwatch_executions"
+    )
+    assert [(10,)] == store.rows(insert, {"id": "next"})
