@@ -250,7 +250,7 @@ def start(
         typer.Option(
             metavar="KEY",
             callback=valid_text,
-            help="An execution of the graph that has this key is returned, not a new one.",
+            help="Start one execution of the graph for this key; later calls return it.",
         ),
     ] = None,
     version: Annotated[
