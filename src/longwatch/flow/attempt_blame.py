@@ -1,7 +1,7 @@
 """Decides how an attempt ends whose claim a sweeper reclaims: with which cause, or unspent.
 
-The engine of a worker, or the parent of that worker, renews the heartbeats of all its attempts in
-the store (`heartbeat_deadline`) in one statement, independent of their code. The attempt watchdog
+The engine of a worker renews the heartbeats of all its attempts (`heartbeat_deadline`) in one
+statement, or the parent of the worker does, whatever their code does. The attempt watchdog
 beats for the slot on the beat page while the attempt keeps its limits; the code itself does so with
 `context.beat`. So a missed heartbeat only proves that renewals did not arrive. The page shows
 whether the attempt was silent as well:
@@ -19,8 +19,8 @@ whether the attempt was silent as well:
     but renews
 
 A slot counts as silent after half of `heartbeat_timeout_seconds` without a beat. Renewals come at
-least twice in that time, so a process that froze between two of them has not beaten for half of it
-or longer when its heartbeat is missed.
+least twice in one timeout. So when the heartbeat of a frozen process is missed, its last beat is
+at least half a timeout old.
 
 A live owner without a page cannot show that it works: a missed heartbeat is silence.
 """

@@ -1,9 +1,9 @@
 """Looks at the owners of attempts whose lease has lapsed, before anything is reclaimed from them.
 
-Two promises end at one time in the store. The engine of a worker promises to renew all its attempts
-(`heartbeat_deadline`), and the code of a node promises to end in time and to give signs of life on
-its slot. A step of the store's clock, or a suspended machine, breaks the first for healthy workers:
-every attempt lapses, though its code beats. So `store.lapse_guard` holds an owner for one renewal
+A lapsed attempt has one of two causes. The engine of its worker did not renew it
+(`heartbeat_deadline`), or its code did not end in time or did not beat on its slot. A step of the
+store's clock, or a suspended machine, makes the first happen to healthy workers: every attempt
+lapses, though its code beats. So `store.lapse_guard` holds an owner for one renewal
 interval if it is certainly alive, or if most owners have lapsed at the same look.
 
 The guard is about renewals alone. What the code itself has broken does not wait for it: an attempt
