@@ -23,7 +23,7 @@ from longwatch.core.events.runtime import ReplyFailed
 from longwatch.errors import CancelledError, MailboxError, PermanentError
 from longwatch.mailbox import Mailbox, MailboxLimits, open_mailbox
 from longwatch.mailbox.memory import MemoryStore
-from longwatch.runtime import MainLoopContext, MainLoopRequest, MainLoopResult
+from longwatch.runtime import MainLoop, MainLoopContext, MainLoopRequest, MainLoopResult
 from longwatch.store.postgres.database import PostgresDatabase
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import FakeClock, RecordingObserver
@@ -499,6 +499,34 @@ def test_an_output_that_does_not_fit_the_type_of_the_responses_is_one_too(
     with running_loop(loop):
         [result] = receive_results(responses, 1)
     assert "cannot be sent" in (result.error or "")
+
+
+@dataclasses.dataclass
+class Page:
+    number: int
+
+
+class PageLoop(MainLoop[int, Page]):
+    """Returns a page whose number is wrong for a request of 0."""
+
+    def handle(self, request: int, context: MainLoopContext) -> Any:
+        return Page(request or "none")  # type: ignore[arg-type] # the mistake that is checked for
+
+
+def test_an_output_with_a_field_of_another_type_than_declared_is_an_error_for_the_sender(
+    memory: MailboxOpener,
+) -> None:
+    """`MainLoop[int, Page]` declares the output; the reply mailbox, by its name, declares none."""
+    jobs, replies = memory("jobs"), memory("replies", RESULT)
+    jobs.send_many([0, 7], reply_to="replies")
+    with running_loop(PageLoop(requests=jobs, name="pages")):
+        first, second = receive_results(replies, 2)
+    assert (
+        "PermanentError: the output of pages, of type Page, cannot be sent: an output of type "
+        "Page cannot be decoded: field number: expected int, got str; the loop declares "
+        f"{Page | None}"
+    ) == first.error
+    assert {"number": 7} == second.output
 
 
 def iter_nothing() -> Iterator[None]:

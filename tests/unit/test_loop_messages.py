@@ -10,7 +10,7 @@ import pytest
 from longwatch.errors import SerializationError, UsageError
 from longwatch.mailbox.records import MessageRecord
 from longwatch.runtime import MainLoop, MainLoopContext, MainLoopRequest, MainLoopResult
-from longwatch.runtime.main_loop import _request_type
+from longwatch.runtime.main_loop import _type_argument
 from longwatch.runtime.request import RequestDecoder
 from longwatch.store.json_codec import Codec
 
@@ -222,4 +222,4 @@ class Mixed(dict[str, int], Pages): ...
 def test_the_type_argument_says_what_a_class_takes_also_through_classes_between(
     kind: type, expected: Any
 ) -> None:
-    assert expected is _request_type(kind)
+    assert expected is _type_argument(kind, 0)

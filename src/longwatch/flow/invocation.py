@@ -19,6 +19,7 @@ MAX_VALUE_BYTES = 16 << 20
 """Bytes of one value as JSON."""
 VALUE_CODEC: Codec[Any] = Codec(
     max_bytes=MAX_VALUE_BYTES,
+    checks_fields=False,
     wording=CodecWording(
         "a value", "this node is of", "store it elsewhere and let the value say where", "kept"
     ),

@@ -22,8 +22,11 @@ from longwatch.mailbox import validation
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import require_no_generator_function
 from longwatch.runtime.context import MainLoopContext
-from longwatch.runtime.request import OutputT, RequestDecoder, RequestT
+from longwatch.runtime.request import OutputCheck, OutputT, RequestDecoder, RequestT
 from longwatch.runtime.request_runner import RequestRunner
+
+_REQUEST, _OUTPUT = 0, 1
+"""Positions of the type arguments of MainLoop."""
 
 
 class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
@@ -56,8 +59,9 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         )
         self.retry = retry or EnginePolicy().retry
         self._decoder: RequestDecoder[Any] = RequestDecoder(
-            request_type or _request_type(type(self))
+            request_type or _type_argument(type(self), _REQUEST)
         )
+        self._output_check = OutputCheck(_type_argument(type(self), _OUTPUT))
         self._check_handle()
 
     @abstractmethod
@@ -108,6 +112,7 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         return RequestRunner(
             self.handle,
             self._decoder,
+            self._output_check,
             requests=self.requests,
             responses=self.responses,
             retry=self.retry,
@@ -150,20 +155,20 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
             ) from None
 
 
-def _request_type(kind: type) -> Any:
-    """What the class says it takes, itself or through the classes between; Any where it does
-    not.
+def _type_argument(kind: Any, position: int) -> Any:
+    """What a class gives for one of MainLoop's type parameters, itself or through its bases; Any
+    where it gives nothing.
     """
-    found = _type_argument(kind)
+    found = _given_argument(kind, position)
     return Any if isinstance(found, TypeVar) else found
 
 
-def _type_argument(kind: Any) -> Any:
+def _given_argument(kind: Any, position: int) -> Any:
     origin: Any = get_origin(kind) or kind
     given = get_args(kind)
     if origin is MainLoop:
-        return given[0] if given else Any
+        return given[position] if given else Any
     bases = origin.__dict__.get("__orig_bases__", origin.__bases__)
     base = next(each for each in bases if issubclass(get_origin(each) or each, MainLoop))
-    found = _type_argument(base)
+    found = _given_argument(base, position)
     return dict(zip(origin.__parameters__, given, strict=False)).get(found, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -10,9 +11,11 @@ import msgspec
 
 from longwatch.errors import SerializationError, UsageError
 from longwatch.mailbox.records import MessageRecord, new_id
+from longwatch.store.json_codec import Codec, CodecWording, is_checkable
 
 RequestT = TypeVar("RequestT")
 OutputT = TypeVar("OutputT")
+_OUTPUT_WORDING = CodecWording("an output", "the loop declares", action="decoded")
 
 
 def _now() -> datetime:
@@ -107,3 +110,20 @@ class RequestDecoder(Generic[RequestT]):
     def _convert_envelope(self, body: Any) -> MainLoopRequest[RequestT]:
         request: MainLoopRequest[RequestT] = msgspec.convert(body, self._envelope)
         return request
+
+
+class OutputCheck:
+    """Checks the outputs of a loop against the type that its class declares, `MainLoop[Url, Page]`.
+
+    A class that declares no output, or one that JSON cannot hold, has no check.
+    """
+
+    def __init__(self, output_type: Any) -> None:
+        self._codec: Codec[Any] | None = None
+        if output_type is not Any and is_checkable(output_type | None):
+            self._codec = Codec(output_type | None, max_bytes=sys.maxsize, wording=_OUTPUT_WORDING)
+
+    def check(self, output: Any) -> None:
+        """Raise SerializationError for an output that receivers of the reply could not decode."""
+        if self._codec is not None:
+            self._codec.encode(output)

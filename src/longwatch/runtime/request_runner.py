@@ -39,7 +39,7 @@ from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import require_no_generator
 from longwatch.mailbox.reply import reply_and_settle
 from longwatch.runtime.context import MainLoopContext
-from longwatch.runtime.request import MainLoopRequest, MainLoopResult, RequestDecoder
+from longwatch.runtime.request import MainLoopRequest, MainLoopResult, OutputCheck, RequestDecoder
 
 DEADLINE_EXCEEDED = "deadline_exceeded: it had passed before the work began"
 _UNSENDABLE_ERRORS = (SerializationError, InvalidParameterError, UnsupportedError)
@@ -54,6 +54,7 @@ class RequestRunner:
         self,
         handle: HandleFunction,
         decoder: RequestDecoder[Any],
+        output_check: OutputCheck,
         *,
         requests: Mailbox[Any],
         responses: Mailbox[Any] | None,
@@ -64,6 +65,7 @@ class RequestRunner:
     ) -> None:
         self._handle = handle
         self._decoder = decoder
+        self._output_check = output_check
         self._requests = requests
         self._responses = responses
         self._retry = retry
@@ -119,6 +121,7 @@ class RequestRunner:
         work: RowContext,
     ) -> RowResult:
         try:
+            self._output_check.check(output)
             return self._reply(target, _result(request, work, output=output), done, work)
         except _UNSENDABLE_ERRORS as error:
             raise PermanentError(

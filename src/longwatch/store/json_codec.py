@@ -1,8 +1,17 @@
-"""Encodes and decodes the JSON values of a store with msgspec, typed if the reader gives a type."""
+"""Encodes values to JSON for a store and decodes them, to a declared type where there is one.
+
+A value whose readers could not decode it is refused when it is encoded: its sender can still
+correct it. The check decodes the encoded value, so it accepts exactly what a reader accepts. Values
+of plain JSON types in a store without a declared type skip it.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import is_dataclass
+from functools import lru_cache
 from math import isfinite
+from types import NoneType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -26,10 +35,18 @@ class CodecWording(NamedTuple):
 
 
 _BODY_WORDING = CodecWording()
+_PLAIN_TYPES = frozenset({str, int, float, bool, NoneType, dict, list, tuple})
+"""Types without fields. A value of such a type is readable as that type."""
+_LOCATED_REASON = re.compile(r"(.+) - at `\$\.?([^`]+)`", re.DOTALL)
+"""A reason of msgspec, and the path of the field that it is about."""
 
 
 class Codec(Generic[BodyT]):
-    """Encodes any plain JSON type, dataclass, Struct or TypedDict; decodes to `body_type`."""
+    """Encodes any plain JSON type, dataclass, Struct or TypedDict; decodes to `body_type`.
+
+    Without a `body_type`, the fields of a dataclass, Struct, attrs class or named tuple are
+    checked against their own annotations, unless `checks_fields` is False.
+    """
 
     def __init__(
         self,
@@ -37,8 +54,10 @@ class Codec(Generic[BodyT]):
         *,
         max_bytes: int = MAX_BYTES,
         wording: CodecWording = _BODY_WORDING,
+        checks_fields: bool = True,
     ) -> None:
         self.max_bytes = max_bytes
+        self._checks_fields = checks_fields
         self._wording = wording
         self._encoder = msgspec.json.Encoder()
         self._decoder: msgspec.json.Decoder[BodyT] = msgspec.json.Decoder(body_type)
@@ -67,28 +86,93 @@ class Codec(Generic[BodyT]):
             raise SerializationError(f"{self._wording.thing} cannot be read: {error}") from None
 
     def _require_decodable(self, body: BodyT, data: bytes) -> None:
-        """Raise SerializationError in the sender for a body that no receiver could decode. The
-        usual body costs two cheap checks.
-        """
+        """Raise SerializationError for a value that readers could not decode."""
         if (
             b"null" in data
             and not isinstance(body, msgspec.Raw)
             and _has_nonfinite(msgspec.to_builtins(body))
         ):
             raise self._encode_error(body, "JSON has no NaN and no infinity")
-        if self._body_type is not Any and type(body) is not self._body_type:
-            try:
-                self.decode(data)
-            except SerializationError as error:
-                raise self._encode_error(
-                    body, f"{self._wording.expectation} {self._body_type!r}; {error}"
-                ) from None
+        if self._body_type is not Any:
+            self._require_body_type(body, data)
+        elif self._checks_fields and type(body) not in _PLAIN_TYPES:
+            self._require_field_types(body, data)
+
+    def _require_body_type(self, body: BodyT, data: bytes) -> None:
+        if type(body) is self._body_type and type(body) in _PLAIN_TYPES:
+            return
+        try:
+            self._decoder.decode(data)
+        except Exception as error:  # noqa: BLE001 - the body type's own code runs here, and may raise anything
+            expectation = f"{self._wording.expectation} {_type_name(self._body_type)}"
+            raise self._encode_error(body, f"{_field_reason(error)}; {expectation}") from None
+
+    def _require_field_types(self, body: Any, data: bytes) -> None:
+        """Check a typed object against its own annotations. What its `__post_init__` raises is
+        ignored: readers without a type do not call it.
+        """
+        kind: Any = type(body)
+        if (decoder := _decoder_of_fields(kind)) is None:
+            return
+        try:
+            decoder.decode(data)
+        except msgspec.ValidationError as error:
+            if error.__cause__ is None:
+                cure = f"give it what {_type_name(kind)} declares"
+                raise self._encode_error(body, f"{_field_reason(error)}; {cure}") from None
+        except Exception:  # noqa: BLE001, S110 - the code of the body's type raised
+            pass
 
     def _encode_error(self, body: object, reason: str) -> SerializationError:
         return SerializationError(
             f"{self._wording.thing} of type {type(body).__name__} cannot be "
             f"{self._wording.action}: {reason}"
         )
+
+
+def _field_reason(error: Exception) -> str:
+    """Why a value cannot be decoded, with the field first: `field page: expected int, got str`."""
+    text = str(error) or type(error).__name__
+    located = _LOCATED_REASON.fullmatch(text)
+    reason = (located[1] if located else text).replace("`", "")
+    reason = reason[:1].lower() + reason[1:]
+    return f"field {located[2]}: {reason}" if located else reason
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__qualname__ if isinstance(kind, type) else str(kind)
+
+
+@lru_cache(maxsize=1024)
+def _decoder_of_fields(kind: Any) -> msgspec.json.Decoder[Any] | None:
+    """The decoder that checks the fields of a type; None for a type without fields to check."""
+    has_fields = (
+        issubclass(kind, msgspec.Struct)
+        or is_dataclass(kind)
+        or hasattr(kind, "__attrs_attrs__")
+        or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    )
+    return msgspec.json.Decoder(kind) if has_fields and is_checkable(kind) else None
+
+
+def is_checkable(kind: Any) -> bool:
+    """Whether JSON can hold every value of a type: no other type is anywhere in it."""
+    try:
+        return not _has_custom_type(msgspec.inspect.type_info(kind), set())
+    except Exception:  # noqa: BLE001 - annotations that msgspec cannot resolve or does not support
+        return False
+
+
+def _has_custom_type(node: Any, seen: set[int]) -> bool:
+    """Whether msgspec's description of a type contains a type that JSON alone cannot produce."""
+    if isinstance(node, tuple):
+        return any(_has_custom_type(item, seen) for item in node)
+    if not isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field) or id(node) in seen:
+        return False
+    seen.add(id(node))
+    return isinstance(node, msgspec.inspect.CustomType) or any(
+        _has_custom_type(getattr(node, name), seen) for name in node.__struct_fields__
+    )
 
 
 def _has_nonfinite(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 import msgspec
@@ -101,6 +102,18 @@ def typed_bodies_come_back_as_their_type(harness: MailboxHarness) -> None:
         expect_equal(
             type(body), type(message.body), f"a body of type {kind} is decoded to that type"
         )
+
+
+def a_field_of_another_type_is_refused_at_send(harness: MailboxHarness) -> None:
+    wrong: Any = Point("x")  # type: ignore[arg-type] # the mistake that is checked for
+    for mailbox in (harness.open("", Point), harness.open()):
+        expect_error(SerializationError, partial(mailbox.send, wrong), "send checks the fields")
+        expect_error(
+            SerializationError,
+            partial(mailbox.send_many, [Point(1), wrong]),
+            "send_many checks the fields",
+        )
+        expect_equal(0, mailbox.approximate_count(), "nothing of a refused batch is stored")
 
 
 def a_batch_is_stored_whole_or_not_at_all(harness: MailboxHarness) -> None:
@@ -268,6 +281,7 @@ CHECKS = (
     messages_sent_together_arrive_in_order_each_with_its_id,
     plain_bodies_come_back_as_they_were,
     typed_bodies_come_back_as_their_type,
+    a_field_of_another_type_is_refused_at_send,
     a_batch_is_stored_whole_or_not_at_all,
     a_repeated_key_returns_the_first_id_while_it_is_queued_or_leased,
     a_full_mailbox_counts_what_is_leased_and_delayed,
