@@ -6,6 +6,7 @@ costs its rotation.
 
 from __future__ import annotations
 
+import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -35,7 +36,49 @@ _NAMED = re.compile(r"(?<![\w.-])-{0,2}([A-Za-z_][\w.-]{0,127})=")
 _VALUE = re.compile(_QUOTED_OR_WORD)
 _PARAMETER = re.compile(r"(?:[^\s&]|&(?![A-Za-z_][\w.-]{0,127}=))*")
 _OPTION = re.compile(rf"(?<!\S)--([A-Za-z][\w.-]{{0,127}})(\s+)(?!--)({_QUOTED_OR_WORD})")
-_SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s+)[\w.~+/=-]{8,}")
+_AUTHORIZATION = re.compile(
+    r"""(?i)(?<![\w-])((?:proxy-)?authorization["']?\s{0,8}[:=]\s{0,8}["']?(?:bearer|basic|token|apikey|negotiate)\s{1,8})[^\s"',]+"""
+)
+_BEARER = re.compile(
+    r"""\b(Bearer\s{1,8})(?=[\w.~+/=-]{8})[\w.~+/=-]+"""
+    r"""|\b((?i:bearer)\s{1,8})(?=[\w.~+/=-]{20}|[A-Za-z-]*(?:[\d_~+/=]|\.\w)|[A-Za-z-][a-z-]*[A-Z])[\w.~+/=-]{5,}"""
+)
+"""After the exact word `Bearer` every text of 8 or more characters. Elsewhere it must not look like
+a word: it is long, or has a digit, a sign or a capital inside.
+"""
+_BASIC = re.compile(r"(?i)\b(basic\s{1,8})([A-Za-z0-9+/]{4,}={0,2})")
+_TOKEN = re.compile(
+    r"(?<![\w-])(?:"
+    r"sk-(?:ant|proj|svcacct|admin|or|live|test)-[\w-]{6,}"
+    r"|sk-(?=[A-Za-z_]{0,64}\d)(?=\w{8})\w+(?![\w-])"
+    r"|sk-(?=\w{16})\w+(?![\w-])"
+    r"|sk-(?=[\w-]{16})(?=[A-Za-z_-]{0,64}\d)(?=[a-z\d_-]{0,64}[A-Z])[\w-]+"
+    r"|[rs]k_(?:live|test)_\w{6,}"
+    r"|(?:gh[pousr]|github_pat)_(?=[A-Za-z_]{0,64}\d|\w{20})\w{6,}"
+    r"|glpat-[\w-]{16,}"
+    r"|xox[abeoprs]-[\w-]{6,}"
+    r"|(?:AKIA|ASIA)[A-Z\d]{12,}(?!\w)"
+    r"|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{5,}\.[\w-]{2,}\.[\w-]*"
+    r")"
+)
+"""Tokens that are known by their form. A JWT has three parts, and begins with the JSON of its
+header: `eyJ`.
+"""
+_TOKEN_MARKS = (
+    "sk-",
+    "k_live_",
+    "k_test_",
+    "gh",
+    "github_pat_",
+    "glpat-",
+    "xox",
+    "AKIA",
+    "ASIA",
+    "AIza",
+    "eyJ",
+)
+"""Without one of these no `_TOKEN` is in a text: a quick look for the usual text."""
 _PAIR = re.compile(
     r"""(["'])([A-Za-z_][\w.-]{0,127})\1(\s{0,8}:\s{0,8})("(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[\w.+-]+)"""
 )
@@ -78,8 +121,8 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 def mask_text(text: str) -> str:
     """Return a text with its secrets masked.
 
-    These are the user part of a URL, `password=x`, `"token": "x"`, `--token x` and `Bearer x`,
-    anywhere.
+    These are the user part of a URL, `password=x`, `"token": "x"`, `--token x`, `Bearer x` and
+    tokens of known forms (`sk-…`, `ghp_…`, JWTs), anywhere.
     """
     if "@" in text:
         text = _BARE_USERINFO.sub(rf"\1{MASK}@", _USERINFO.sub(MASK + "@", text))
@@ -89,7 +132,31 @@ def mask_text(text: str) -> str:
         text = _PAIR.sub(_mask_pair, text)
     if "--" in text:
         text = _OPTION.sub(_mask_option, text)
-    return _SCHEME.sub(rf"\1\2{MASK}", text)
+    return _mask_tokens(text)
+
+
+def _mask_tokens(text: str) -> str:
+    """Mask credentials that have no name beside them."""
+    lower = text.lower()
+    if "authorization" in lower:
+        text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
+    if "bearer" in lower:
+        text = _BEARER.sub(lambda match: f"{match[1] or match[2]}{MASK}", text)
+    if "basic" in lower:
+        text = _BASIC.sub(_mask_basic, text)
+    if any(mark in text for mark in _TOKEN_MARKS):
+        text = _TOKEN.sub(MASK, text)
+    return text
+
+
+def _mask_basic(match: re.Match[str]) -> str:
+    """`Basic` credentials are `user:password` in Base64; `basic understanding` is none."""
+    data = match[2].rstrip("=")
+    try:
+        decoded = binascii.a2b_base64(data[: len(data) // 4 * 4])
+    except binascii.Error:
+        return match[0]
+    return f"{match[1]}{MASK}" if b":" in decoded else match[0]
 
 
 def _ends_in_key(words: list[str]) -> bool:
