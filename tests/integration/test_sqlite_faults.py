@@ -149,13 +149,19 @@ class TestAPlaceThatCannotBe:
 class TestTheKindOfFileSystem:
     @pytest.mark.parametrize(
         "kind",
-        ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.glusterfs", "lustre"],
-    )
+        [
+            "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "afs", "ceph", "fuse.ceph-fuse",
+            "glusterfs", "fuse.glusterfs", "lustre", "gpfs", "beegfs", "juicefs", "fuse.juicefs",
+            "gcsfuse", "fuse.gcsfuse", "fuse.s3fs", "fuse.rclone", "fuse.sshfs",
+            "fuse.mountpoint-s3", "fuse.blobfuse2", "fuse.grpcfuse", "vboxsf",
+        ],
+    )  # fmt: skip
     def test_is_a_network_one(self, tmp_path: Path, kind: str) -> None:
         assert kind == self.found(tmp_path, f"22 1 0:1 / / rw - {kind} x rw\n")
 
     @pytest.mark.parametrize(
-        "kind", ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "fuse.fuseblk"]
+        "kind",
+        ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "fuse.fuseblk", "fuse.bindfs"],
     )
     def test_is_a_local_one(self, tmp_path: Path, kind: str) -> None:
         assert self.found(tmp_path, f"22 1 0:1 / / rw - {kind} x rw\n") is None

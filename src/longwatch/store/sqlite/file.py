@@ -14,9 +14,16 @@ from longwatch.errors import StoreError, StoreFullError, StoreLocationError, Sto
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 _NETWORK_FILE_SYSTEMS = (
-    "nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "ncpfs",
-    "fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.glusterfs", "fuse.ceph",
+    "nfs", "cifs", "smb", "9p", "virtiofs", "afs", "ceph", "glusterfs", "lustre", "gpfs",
+    "beegfs", "juicefs", "gcsfuse", "orangefs", "panfs", "wekafs", "ncpfs", "vboxsf", "vmhgfs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs",
+    "fuse.gcsfuse", "fuse.goofys", "fuse.mountpoint-s3", "fuse.mount-s3", "fuse.blobfuse",
+    "fuse.seaweedfs", "fuse.mfs", "fuse.lizardfs", "fuse.afs", "fuse.vmhgfs", "fuse.grpcfuse",
+    "fuse.osxfs",
 )  # fmt: skip
+"""How the types of file systems of other machines begin, among them the directories that a host
+shares with its virtual machines and containers.
+"""
 READ_ONLY_TEXT = "is read-only; give this user write permission to the file and its directory"
 MAX_PATH_BYTES = 504
 """The longest path, in bytes, that SQLite opens. Its own limit is 512, and it appends suffixes."""
