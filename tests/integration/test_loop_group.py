@@ -23,7 +23,7 @@ from longwatch.errors import ServiceStateError, ShutdownTimeoutError, TryAgainEr
 from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.host.parent_channel import ParentChannel
 from longwatch.mailbox import open_mailbox
-from longwatch.runtime import LoopGroup
+from longwatch.runtime import LoopGroup, MainLoop, MainLoopContext
 from loop_rig import (
     GROUP_IDLE_THREADS,
     BackgroundRun,
@@ -72,10 +72,28 @@ def test_only_names_that_were_given_can_be_equal() -> None:
     assert ("loop-1", "loop-1-unnamed") == LoopGroup([StubLoop("loop-1"), StubLoop()]).names
 
 
-@pytest.mark.parametrize("loops", [[], [object()], [StubLoop(), "mail"]])
-def test_what_is_no_group_of_loops_is_refused(loops: list[Any]) -> None:
-    with pytest.raises(UsageError, match=r"at least one loop|is no Runnable"):
+@pytest.mark.parametrize("loops", [[], [object()], [StubLoop(), "mail"], object(), "mail", None])
+def test_what_is_no_group_of_loops_is_refused(loops: Any) -> None:
+    with pytest.raises(UsageError, match=r"at least one loop|expected a loop, got "):
         LoopGroup(loops)
+
+
+def test_one_loop_needs_no_list() -> None:
+    loop = StubLoop("mail")
+    group = LoopGroup(loop)
+    assert ((loop,), ("mail",)) == (group.loops, group.names)
+
+
+class Pages(MainLoop[str, None]):
+    def handle(self, request: str, context: MainLoopContext) -> None: ...
+
+
+@pytest.mark.parametrize("loops", [Pages, [Pages], [StubLoop(), Pages]])
+def test_the_class_of_a_loop_is_refused_with_the_call_that_makes_one(loops: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        LoopGroup(loops)
+    expected = "expected a loop instance, got the class Pages; pass Pages(requests=…)"
+    assert expected == str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ run of it.
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.deadline import Deadline
@@ -39,7 +40,7 @@ from longwatch.runtime.timeout_checks import Timeouts
 
 class LoopGroup:
     """Runs loops, each in its thread, with a watchdog and a health port over all of them; `run`
-    blocks until they have ended.
+    blocks until they have ended. `loops` is one loop or several.
 
     `health_port` None: no health port. `watchdog_threshold` None: no watchdog.
     `readiness_threshold` None: nine tenths of the watchdog's. `max_processing_seconds` is what one
@@ -50,7 +51,7 @@ class LoopGroup:
 
     def __init__(  # noqa: PLR0913 - the contract
         self,
-        loops: Iterable[Runnable],
+        loops: Runnable | Iterable[Runnable],
         *,
         shutdown_timeout: float = 30.0,
         health_port: int | None = None,
@@ -63,7 +64,7 @@ class LoopGroup:
         clock: Clock | None = None,
         events: Events | None = None,
     ) -> None:
-        self.loops = tuple(loops)
+        self.loops = _as_loops(loops)
         self.names = _names(self.loops)
         self.shutdown_timeout = shutdown_timeout
         self.health_port = health_port
@@ -257,19 +258,31 @@ def _shutdown_coordinator(events: Events) -> Iterator[ShutdownCoordinator]:
             ShutdownCoordinator.reset()
 
 
-def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
-    """Each loop's own, else by its place; only explicit ones can be equal."""
-    if not loops:
-        raise UsageError("a group needs at least one loop")
+def _as_loops(given: Runnable | Iterable[Runnable]) -> tuple[Runnable, ...]:
+    """The loops of a group, from one loop or several; UsageError for anything else."""
+    loops: tuple[Any, ...] = (given,)
+    if isinstance(given, Iterable) and not isinstance(given, Runnable | str):
+        loops = tuple(given)
     for loop in loops:
         if isinstance(loop, type):
+            takes_requests = "requests" in inspect.signature(loop).parameters
+            arguments = "requests=…" if takes_requests else "…"
             raise UsageError(
-                f"{loop.__name__} is a class; give the group one that was made: {loop.__name__}(…)"
+                f"expected a loop instance, got the class {loop.__name__}; pass "
+                f"{loop.__name__}({arguments})"
             )
         if not isinstance(loop, Runnable):
             raise UsageError(
-                f"{loop!r} is no Runnable: it needs run, shutdown, running, __enter__ and __exit__"
+                f"expected a loop, got {loop!r}; a loop has run, shutdown, running, __enter__ "
+                f"and __exit__"
             )
+    return loops
+
+
+def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
+    """Each loop's own name, else one by its position. UsageError if two loops have one name."""
+    if not loops:
+        raise UsageError("a group needs at least one loop")
     given: list[str | None] = [getattr(loop, "name", None) for loop in loops]
     if len({id(loop) for loop in loops}) < len(loops):
         raise UsageError("one loop is twice in this group; make another of its kind")
