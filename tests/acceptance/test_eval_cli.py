@@ -4,6 +4,7 @@ whatever its samples and its user do.
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -193,6 +194,35 @@ def test_what_cannot_be_compared_is_told(place: EvalDirectory) -> None:
     assert "longwatch: app.py is no report of an evaluation: " in place.refusal(
         "compare", "app.py", first
     )
+
+
+# --- listing ---
+
+
+def test_saved_reports_are_listed_with_their_figures_the_newest_first(place: EvalDirectory) -> None:
+    done = place.eval("ls")
+    assert (0, "no reports in .longwatch/evals; `longwatch eval run` makes one\n", "") == (
+        done.returncode,
+        done.stdout,
+        done.stderr,
+    )
+    assert "[]\n" == place.eval("ls", "--json").stdout
+    file = place.dataset(*passing_samples(4))
+    first, second = (place.json_output("run", file, target) for target in ("app:worse", "app:loop"))
+    (place.cwd / ".longwatch" / "evals" / "other.json").write_text("{}")
+    done = place.eval("ls")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["evaluation", "finished", "what", "samples", "passed", "score"] == lines[0]
+    assert [
+        [second["run"], "app:loop", "on", "samples.jsonl", "4", "4", "1.000"],
+        [first["run"], "app:worse", "on", "samples.jsonl", "4", "2", "0.500"],
+    ] == [[line[0], *line[3:]] for line in lines[1:]]
+    unreadable = ".longwatch/evals/other.json is no report of an evaluation; delete it\n"
+    assert (0, unreadable) == (done.returncode, done.stderr)
+    (place.cwd / ".longwatch" / "evals" / "other.json").unlink()
+    facts = json.loads(place.eval("ls", "--json").stdout)
+    keys = {"finished_at": facts[0]["finished_at"], "loop": "app:loop", "dataset": "samples.jsonl"}
+    assert {**second, **keys} == facts[0]
 
 
 # --- the night ---

@@ -13,7 +13,7 @@ from longwatch.cli.option_values import duration, number, whole_number
 from longwatch.cli.options import Json, valid_text
 
 if TYPE_CHECKING:
-    from longwatch.evals.report import EvalReport
+    from longwatch.evals.report import EvalReport, SavedReport
 
 app = typer.Typer(
     help="Measure a loop on a dataset, and compare what came of it.", no_args_is_help=True
@@ -137,6 +137,46 @@ def resume(
     return _print_report(report, min_pass_rate, as_json=json)
 
 
+@app.command("ls")
+def list_reports(*, json: Json = False) -> None:
+    """List the saved reports of evaluations, the newest first."""
+    from longwatch.evals.report import saved_reports  # noqa: PLC0415 - help must not wait for what only the command needs
+
+    directory = STATE_DIR / "evals"
+    found = saved_reports(directory)
+    rows = [
+        (
+            report.run,
+            report.finished_at.astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+            f"{report.subject} on {report.dataset}",
+            report.summary.samples,
+            report.summary.passed,
+            f"{report.summary.mean_score:.3f}",
+        )
+        for report in found.reports
+    ]
+    lines = output.table(("evaluation", "finished", "what", "samples", "passed", "score"), rows)
+    for path in found.unreadable:
+        typer.echo(f"{path} is no report of an evaluation; delete it", err=True)
+    output.print_result(
+        lines if rows else [f"no reports in {directory}; `longwatch eval run` makes one"],
+        [_report_json(report) for report in found.reports],
+        as_json=json,
+    )
+
+
+def _report_json(report: SavedReport) -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415
+
+    return {
+        "run": report.run,
+        "finished_at": report.finished_at.timestamp(),
+        "loop": report.subject,
+        "dataset": report.dataset,
+        **msgspec.structs.asdict(report.summary),
+    }
+
+
 @app.command()
 def compare(
     before: Annotated[
@@ -189,7 +229,7 @@ def _load_report(named: str) -> EvalReport:
     if not found:
         raise UsageError(
             f"no report {named!r}: there is no {kept}, nor a file of that name; `longwatch "
-            f"eval resume ID` makes one"
+            f"eval ls` lists the reports"
         )
     return EvalReport.load(found[0])
 

@@ -184,6 +184,49 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class ReportNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """What `EvalReport.summary` returns, as a saved report has it."""
+
+    samples: int
+    passed: int
+    failed: int
+    errors: int
+    missing: int
+    pass_rate: float
+    mean_score: float
+    latency_p50: float | None
+    latency_p95: float | None
+
+
+class SavedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The head of a saved report: which evaluation it is, and its numbers."""
+
+    run: str
+    dataset: str
+    subject: str
+    finished_at: datetime
+    summary: ReportNumbers
+
+
+class SavedReports(NamedTuple):
+    """The reports in a directory, the newest first, and the files that are no report."""
+
+    reports: list[SavedReport]
+    unreadable: list[Path]
+
+
+def saved_reports(directory: Path) -> SavedReports:
+    """Read the heads of all reports in a directory; a directory that does not exist has none."""
+    reports, unreadable = [], []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            reports.append(msgspec.json.decode(path.read_bytes(), type=SavedReport))
+        except (OSError, msgspec.MsgspecError):
+            unreadable.append(path)
+    reports.sort(key=lambda report: (report.finished_at, report.run), reverse=True)
+    return SavedReports(reports, unreadable)
+
+
 def failure_reason(result: EvalResult) -> str:
     """Why a sample did not pass."""
     return result.error or (result.score.reason if result.score else "") or ""
