@@ -110,10 +110,13 @@ def write_config(cwd: Path, programs: Mapping[str, Facts], **top: object) -> Pat
     return half.replace(path)
 
 
+def _printed_line(line: bytes) -> tuple[str, str]:
+    record = json.loads(line)
+    return record["program"], record.get("text", "")
+
+
 class UpProcess(RunProcess):
-    """Its stderr carries the JSON log, its stdout what the programs say, each line with the name
-    of its own.
-    """
+    """Its stderr carries the JSON log, its stdout the lines of the programs, as JSON records."""
 
     def __init__(
         self,
@@ -132,13 +135,22 @@ class UpProcess(RunProcess):
     # --- what it tells ---
 
     def wait_for_output(self, line: str) -> None:
-        """Wait for a line on stdout, name and all."""
+        """Wait for a line of a program on stdout, written as `program | text`."""
         deadline = time.monotonic() + TIMEOUT
-        while f"{line}\n".encode() not in self.out.lines:
-            if self.out.next_line(deadline) is None:
+        program, _, text = line.partition(" | ")
+        expected = (program.rstrip(), text)
+        found = expected in self.printed_lines()
+        while not found:
+            record = self.out.next_line(deadline)
+            if record is None:
                 pytest.fail(
                     f"it ended without {line!r}: {self.out.text[-2000:].decode(errors='replace')}"
                 )
+            found = expected == _printed_line(record)
+
+    def printed_lines(self) -> list[tuple[str, str]]:
+        """What programs have printed on stdout so far: the program and the line."""
+        return [_printed_line(line) for line in self.out.lines if line.endswith(b"\n")]
 
     def stop_cleanly(self, signum: int = signal.SIGTERM) -> None:
         """Have it stop everything; nothing had to be killed."""

@@ -165,7 +165,7 @@ def test_a_program_that_is_being_stopped_gets_one_signal_however_often_it_is_sto
         assert 0 == run.wait()
         for each in requests:
             each.join(TIMEOUT)
-    assert b"a | signals: 1\n" in run.out.lines
+    assert ("a", "signals: 1") in run.printed_lines()
     assert [15] == [told["signal"] for told in run.events("program_stopping")]
 
 

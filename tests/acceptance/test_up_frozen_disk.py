@@ -31,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def latest_count(run: UpProcess) -> int:
     """The number that the program has said last, as far as our stdout was read."""
-    return int(run.out.lines[-1].rpartition(b" ")[2])
+    return int(run.printed_lines()[-1][1].rpartition(" ")[2])
 
 
 @pytest.mark.serial

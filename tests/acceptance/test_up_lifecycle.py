@@ -338,6 +338,7 @@ def test_a_stop_while_a_program_waits_for_its_next_start_is_clean(
     with start_up(longwatch_bin, tmp_path, programs) as run:
         run.wait_for_event("restart_scheduled", program="crasher")
         run.wait_for_event("restart_scheduled", program="other")
+        run.wait_for_event("program_started", program="healthy")
         [stopped] = run.request("stop", "crasher")["programs"]
         assert ("stopped", True) == (stopped["state"], run.status("healthy")["up"])
         run.stop_cleanly()

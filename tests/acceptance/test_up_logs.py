@@ -27,7 +27,7 @@ def log_of(run: UpProcess, name: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_lines_bear_the_name_of_their_program_on_stdout_and_stand_alone_in_its_file(
+def test_lines_name_their_program_on_stdout_and_stand_alone_in_its_file(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     programs = {
@@ -45,6 +45,19 @@ def test_lines_bear_the_name_of_their_program_on_stdout_and_stand_alone_in_its_f
         )
         run.stop_cleanly()
     assert b"quiet" not in run.out.text
+    assert 4 == len(run.out.lines)
+    assert {"output_written"} == {json.loads(line)["event"] for line in run.out.lines}
+
+
+def test_in_the_pretty_form_each_line_begins_with_the_name_of_its_program(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    programs = {"web": sh(SAYS_TWO), "worker": sh(SAYS_TWO)}
+    with start_up(longwatch_bin, tmp_path, programs, options=["--log-format", "pretty"]) as run:
+        expected = {b"web    | one\n", b"web    | two\n", b"worker | one\n", b"worker | two\n"}
+        while not expected.issubset(run.out.lines):
+            assert run.out.next_line(time.monotonic() + TIMEOUT) is not None
+        run.stop_cleanly()
     assert 4 == len(run.out.lines)
 
 
@@ -80,6 +93,7 @@ def test_a_flood_is_rotated_and_bounded_and_keeps_nobody_from_asking(
         "log": {"max_bytes": 100_000, "keep": 2, "console": False},
     }
     with start_up(longwatch_bin, tmp_path, {"flood": flood, "calm": SLEEPER}) as run:
+        run.wait_for_event("program_started", program="calm")
         assert eventually((run.logs / "flood.log.2").exists)
         for _ in range(20):
             assert run.status("calm")["up"]

@@ -635,8 +635,40 @@ def test_its_log_is_json_and_that_of_its_processes_is_told_apart(
         run.joined_pids("worker-1", "worker-2")
         run.stop_cleanly()
     assert all(json.loads(line) for line in run.err.text.splitlines())
-    tagged = [line.partition(b" | ") for line in run.out.text.splitlines()]
-    assert {b"worker-1", b"worker-2"} == {tag for tag, _, _ in tagged}
-    assert {"group_started", "group_stopped"} <= {
-        json.loads(said)["event"] for _, _, said in tagged
-    }
+    records = [json.loads(line) for line in run.out.text.splitlines()]
+    assert {"worker-1", "worker-2"} == {record["program"] for record in records}
+    assert {"group_started", "group_stopped"} <= {record["event"] for record in records}
+
+
+NOISY = """
+import os, sys, warnings
+
+print("printed")
+warnings.warn("warned")
+os.system("echo of a child")
+sys.stderr.write("without a newline")
+sys.stderr.flush()
+from app import group
+"""
+
+
+def test_whatever_a_worker_process_prints_is_json_where_stdout_is_no_terminal(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    write_app(tmp_path)
+    options = ("--processes", "2")
+    with start_worker(longwatch_bin, tmp_path, *options, target="noisy:group") as run:
+        run.joined_pids("worker-1", "worker-2")
+        run.stop_cleanly()
+    records = [json.loads(line) for line in (run.out.text + run.err.text).splitlines()]
+    texts = [
+        record["text"]
+        for record in records
+        if (record["event"], record.get("program")) == ("output_written", "worker-2")
+    ]
+    warned = [f"{tmp_path}/noisy.py:5: UserWarning: warned", '  warnings.warn("warned")']
+    assert ["printed", *warned, "of a child", "without a newline"] == sorted(
+        texts, key=["printed", *warned, "of a child", "without a newline"].index
+    )
+    assert "loop_started" in {record["event"] for record in records}

@@ -13,6 +13,7 @@ from longwatch.app.console import Tee
 from longwatch.host.capture import Capture
 from longwatch.host.loop import EventLoopThread
 from longwatch.host.nonblocking_writer import NonblockingWriter, PutResult
+from longwatch.observe.output_lines import tag_lines
 from polling import TIMEOUT, eventually
 
 LINES = b"".join(b"%07d %s\n" % (number, b"x" * 91) for number in range(100_000))
@@ -69,7 +70,7 @@ def test_a_program_that_writes_faster_than_file_and_console_waits_and_loses_noth
 ) -> None:
     targets = Target(), Target()
     file, console = map(NonblockingWriter, targets)
-    pass_through(loop, Tee(file, console, tag="a | "), LINES)
+    pass_through(loop, Tee(file, console, format_lines=tag_lines("a | ")), LINES)
     close(file, console)
     assert LINES == targets[0].data
     assert LINES == targets[1].data.replace(b"a | ", b"")
@@ -113,7 +114,7 @@ def test_a_terminal_gets_escapes_and_the_file_the_bytes_as_they_were_written() -
     targets = Target(), Target()
     file, console = map(NonblockingWriter, targets)
     written = b" 10%\r100%\n\x1b[2Jcleared\n\x1b[32mgreen\n\n"
-    Tee(file, console, tag="a | ", is_terminal=True).write(written)
+    Tee(file, console, format_lines=tag_lines("a | ", is_terminal=True)).write(written)
     close(file, console)
     assert written == targets[0].data
     assert b"a | 100%\na | \\x1b[2Jcleared\na | \x1b[32mgreen\x1b[0m\na | \n" == targets[1].data
@@ -122,6 +123,6 @@ def test_a_terminal_gets_escapes_and_the_file_the_bytes_as_they_were_written() -
 def test_a_pipe_gets_the_bytes_as_they_were_written_behind_the_tag() -> None:
     target = Target()
     console = NonblockingWriter(target)
-    Tee(None, console, tag="a | ").write(b" 10%\r100%\n\x1b[2J\n")
+    Tee(None, console, format_lines=tag_lines("a | ")).write(b" 10%\r100%\n\x1b[2J\n")
     close(console)
     assert b"a |  10%\r100%\na | \x1b[2J\n" == target.data

@@ -20,14 +20,20 @@ from longwatch.config.tables import LogFileSettings
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Level
-from longwatch.core.sanitize import terminal_line
 from longwatch.errors import UsageError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.nonblocking_writer import NonblockingWriter, flush_all
 from longwatch.host.writer_thread import WriterThread
-from longwatch.observe.event_log import EventLog, LogSink, RecordFormat, dropped_lines_record
+from longwatch.observe.event_log import (
+    EventLog,
+    LogSink,
+    RecordFormat,
+    dropped_lines_record,
+    redirect_logging,
+)
 from longwatch.observe.log_format import to_json, to_pretty, wants_colour
 from longwatch.observe.logfile import SUPERVISOR_LOG, DroppedLine, LogFile
+from longwatch.observe.output_lines import FormatLines, OutputRecords, tag_lines
 from longwatch.observe.repeats import RepeatFilter
 from longwatch.supervisor.plan import OutputPolicy
 from longwatch.supervisor.state_directory import require_trusted
@@ -39,9 +45,8 @@ class Tee:
     console, if there is one.
 
     Both set the pace: it is congested while one of them is. Either may give up and drop lines
-    without harm to the other. With a `tag` every line of the console begins with it, so that each
-    line names its program. With `repeats` the console does not show faults that repeat. On a
-    terminal control characters are escaped (`terminal_line`). The file has the bytes as they were
+    without harm to the other. `format_lines` gives the lines of the console their form. With
+    `repeats` the console does not show faults that repeat. The file has the bytes as they were
     written.
     """
 
@@ -50,16 +55,14 @@ class Tee:
         file: NonblockingWriter | None,
         console: NonblockingWriter | None,
         *,
-        tag: str = "",
+        format_lines: FormatLines | None = None,
         repeats: RepeatFilter | None = None,
-        is_terminal: bool = False,
     ) -> None:
         self._file = file
         self._console = console
         self._repeats = None if repeats is None else repeats.stream(self._write_console)
         self._writers = [writer for writer in (file, console) if writer is not None]
-        self._tag = tag.encode()
-        self._is_terminal = is_terminal
+        self._format_lines = format_lines or tag_lines("")
 
     def write(self, data: bytes) -> bool:
         kept = self._file is None or self._file.write(data)
@@ -82,16 +85,7 @@ class Tee:
             writer.give_up()
 
     def _write_console(self, data: bytes) -> bool:
-        return self._console is None or not data or self._console.write(self._shown(data))
-
-    def _shown(self, data: bytes) -> bytes:
-        """Whole lines as the console gets them."""
-        if not self._tag and not self._is_terminal:
-            return data
-        lines = data.split(b"\n")[:-1]
-        if self._is_terminal:
-            lines = list(map(terminal_line, lines))
-        return b"".join(self._tag + line + b"\n" for line in lines)
+        return self._console is None or not data or self._console.write(self._format_lines(data))
 
 
 class _OpenLog(NamedTuple):
@@ -128,13 +122,17 @@ class Console:
         because it cannot be written or opened again.
         """
         self._state = state
+        self._clock = clock
+        self._tags_output = is_pretty(log, 1)
+        self._restore_logging: Callable[[], None] = lambda: None
         self._file_thread = WriterThread("longwatch-logfiles")
         self._own_log = self._open_log(log, SUPERVISOR_LOG, dropped_lines_record(clock=clock))
         self._program_logs: dict[str, _OpenLog] = {}
         self._closed = Wakeup()
-        self._clock = clock
         self._repeats = (
-            RepeatFilter(clock=clock, on_counting=self._start_summaries) if is_pretty(log) else None
+            RepeatFilter(clock=clock, on_counting=self._start_summaries)
+            if is_pretty(log, 2)
+            else None
         )
         self._failed_logs: set[str] = set()
         """Programs whose log file could not be opened while the supervisor ran."""
@@ -150,6 +148,12 @@ class Console:
             sinks.append(LogSink(writer=own, format_record=to_json, level=Level.DEBUG))
         self.log = EventLog(sinks, clock=clock)
 
+    def redirect_logging(self) -> None:
+        """Log the warnings and errors that other code in this process reports through `logging`
+        or `warnings`, until `close`.
+        """
+        self._restore_logging = redirect_logging(self.log, level=Level.WARNING)
+
     def passthrough_streams(self, name: str, log: LogFileSettings) -> Streams:
         """Streams of the only program: our own input, and its output as if it were ours."""
         output = OutputPolicy(max_bytes=log.max_bytes, keep=log.keep)
@@ -157,22 +161,30 @@ class Console:
         file = self._program_log(name, output)
         return Streams(
             0,
-            Tee(file, self.out, is_terminal=os.isatty(1)),
-            Tee(file, self.err, is_terminal=os.isatty(2)),
+            Tee(file, self.out, format_lines=tag_lines("", is_terminal=os.isatty(1))),
+            Tee(file, self.err, format_lines=tag_lines("", is_terminal=os.isatty(2))),
         )
 
     def tagged_streams(
         self, name: str, output: OutputPolicy, *, tag: str, is_worker: bool = False
     ) -> Streams:
-        """Streams of one program among several: no input, and one way out for all it says, in
-        its order. Faults that a worker process repeats are counted on the console. Blocks on the
-        disk unless `open_program_log` has opened its file before. Without a file, after a call of
+        """Streams of one program among several: no input, and one pipe for its stdout and stderr,
+        which keeps the order of its lines.
+
+        On a terminal each line begins with the tag, elsewhere it is a JSON record. Faults that a
+        worker process repeats are counted on the console. Blocks on the disk unless
+        `open_program_log` has opened its file before. Without a file, after a call of
         `on_log_failed`, if that cannot be opened.
         """
         file = self._program_log(name, output)
-        repeats = self._repeats if is_worker else None
+        format_lines = (
+            tag_lines(tag, is_terminal=os.isatty(1))
+            if self._tags_output
+            else OutputRecords(name, clock=self._clock)
+        )
+        repeats = self._repeats if is_worker and self._tags_output else None
         console = self.out if output.console else None
-        tee = Tee(file, console, tag=tag, repeats=repeats, is_terminal=os.isatty(1))
+        tee = Tee(file, console, format_lines=format_lines, repeats=repeats)
         return Streams(None, tee, tee)
 
     def open_program_log(self, name: str, output: OutputPolicy) -> None:
@@ -216,6 +228,7 @@ class Console:
         self._closed.set()
         if self._repeats is not None:
             self._repeats.write_summaries(everything=True)
+        self._restore_logging()
         for writer in (self.out, self.err, *self._log_writers):
             writer.close(_CLOSE_TIMEOUT)
 
@@ -295,4 +308,4 @@ def make_state_directory(state: Path) -> None:
 
 
 def _console_format(log: LogSettings, environ: Mapping[str, str]) -> RecordFormat:
-    return partial(to_pretty, colour=wants_colour(2, environ)) if is_pretty(log) else to_json
+    return partial(to_pretty, colour=wants_colour(2, environ)) if is_pretty(log, 2) else to_json

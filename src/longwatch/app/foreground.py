@@ -118,6 +118,7 @@ class Foreground(ProgramListener):
     def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
         """Signals first, so that none finds us half-way; then the programs, to the end."""
         began = time.monotonic()
+        self.console.redirect_logging()
         self.events.emit(SupervisorStarted(version=__version__, programs=tuple(programs)))
         self.events.emit(SettingsLoaded(settings=settings))
         code = 1

@@ -81,6 +81,7 @@ def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
         open_runner_database(runner_store_url(loaded, environ, flags)) as database,
     ):
         make_workspace(agent_spec(settings.agent, base=loaded.base_dir).workspace)
+        console.redirect_logging()
         return _RunnerCommand(loaded, settings, database, console, environ).run()
 
 

@@ -430,6 +430,6 @@ VARIABLES = (
 """The environment variables that are read, and the setting each one overrides."""
 
 
-def is_pretty(log: LogSettings) -> bool:
-    """Whether the console has the form for people."""
-    return log.format == "pretty" or (log.format == "auto" and os.isatty(2))
+def is_pretty(log: LogSettings, descriptor: int) -> bool:
+    """Whether stdout (1) or stderr (2) gets the form for people; `auto`: if it is a terminal."""
+    return log.format == "pretty" or (log.format == "auto" and os.isatty(descriptor))

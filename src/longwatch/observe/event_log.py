@@ -191,9 +191,10 @@ class PrettyFormatter(logging.Formatter):
 
 
 def redirect_logging(log: EventLog, *, level: Level = Level.INFO) -> Callable[[], None]:
-    """Have everything logged in this process go to the log and nowhere else; returns what puts
-    back what was there.
+    """Send everything that this process reports through `logging` and `warnings` to the log and
+    nowhere else. Returns a function that restores the former handlers.
     """
+    logging.captureWarnings(True)
     root = logging.getLogger()
     former_handlers, former_level = root.handlers[:], root.level
     root.handlers[:] = [LogHandler(log)]
@@ -202,6 +203,7 @@ def redirect_logging(log: EventLog, *, level: Level = Level.INFO) -> Callable[[]
     def restore() -> None:
         root.handlers[:] = former_handlers
         root.setLevel(former_level)
+        logging.captureWarnings(False)
 
     return restore
 

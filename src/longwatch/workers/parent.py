@@ -117,5 +117,5 @@ class WorkerParent(Service):
 
 
 def _log_environment(log: LogSettings) -> dict[str, str]:
-    """Workers log as this process does."""
-    return {LOG_LEVEL: log.level.value, LOG_FORMAT: "pretty" if is_pretty(log) else "json"}
+    """The log settings of worker processes, whose lines go to the stdout of this process."""
+    return {LOG_LEVEL: log.level.value, LOG_FORMAT: "pretty" if is_pretty(log, 1) else "json"}
