@@ -498,7 +498,7 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("ok.jsonl", "app:loop", "--evaluator", "app:is_async"),
-        "evaluator is_async is async, and nobody would await it; write it with",
+        "evaluator is_async is async, and no caller awaits it; write it with",
     ),
     (
         ("ok.jsonl", "app:loop", "--evaluator", "nothing:combined"),

@@ -211,7 +211,7 @@ async def awaited(output: Any, expected: Any) -> Score:
                 "required argument: 'more'"
             ),
         ),
-        (awaited, "evaluator awaited is async, and nobody would await it; write it with def"),
+        (awaited, "evaluator awaited is async, and no caller awaits it; write it with def"),
     ],
 )
 def test_what_cannot_be_an_evaluator_is_told_before_it_is_called(

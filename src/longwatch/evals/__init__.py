@@ -1,13 +1,13 @@
-"""Measuring a loop on a dataset: samples go in as messages, scores come out as messages, and a
-report is made of them.
+"""Measures a loop on a dataset. Samples and results are messages of two mailboxes.
 
-The way of an evaluation
-    dataset → submitted, all samples or none (`dataset.py`) → EvalLoop runs the loop under test on
-    each, and has its output scored (`eval_loop.py`, `evaluators.py`) → results, one a sample,
-    settled in one transaction with the sample where the store can → collected,
-    de-duplicated by sample, the missing named (`results.py`) → report (`report.py`)
-A finished sample is a row of the results mailbox, and its message is gone: whatever is killed, it
-is never run again.
+The steps of an evaluation
+    `dataset.py`     sends all samples of a dataset, or none
+    `eval_loop.py`   runs the loop under test on each sample, and scores its output with an
+                     evaluator (`evaluators.py`)
+    `results.py`     collects one result per sample, and names the samples without one
+    `report.py`      computes the report, and compares two of them
+On a SQL store the result of a sample is stored in one transaction with the end of its message. So a
+finished sample is never run again, whatever is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples, datasets as JSON lines, and how a dataset is sent to an EvalLoop."""
+"""Samples, datasets in JSON lines, and the function that sends a dataset to an EvalLoop."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from longwatch.runtime.request import MainLoopRequest
 MAX_ID_LENGTH = 200
 _ID_RULE = f"text of 1 to {MAX_ID_LENGTH} characters"
 _MAX_FAULTS = 20
-"""Faults that are told at once."""
+"""Maximum number of faults in one error."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One thing to try: what the loop is given, and what is expected of it."""
+    """One input for the loop under test, and the output that the evaluator expects."""
 
     id: str
     input: Any
@@ -38,8 +38,8 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Dataset(Sequence[Sample]):
-    """Samples with different ids, in their order. ConfigError, with every fault, for what is no
-    dataset.
+    """A sequence of samples with unique ids. Raises ConfigError with all faults if the samples are
+    no dataset.
     """
 
     def __init__(self, samples: Iterable[Sample], *, name: str = "dataset") -> None:
@@ -50,8 +50,8 @@ class Dataset(Sequence[Sample]):
 
     @classmethod
     def load(cls, path: str | Path) -> Dataset:
-        """From a file with one JSON object a line: `{"id": …, "input": …, "expected": …}`. Empty
-        lines are passed over.
+        """Read a file with one JSON object per line: `{"id": …, "input": …, "expected": …}`. Empty
+        lines are skipped.
         """
         file = Path(path)
         try:
@@ -61,7 +61,7 @@ class Dataset(Sequence[Sample]):
         return cls(_parse_samples(text, str(file)), name=str(file))
 
     def save(self, path: str | Path) -> None:
-        """To a file that `load` reads."""
+        """Write the samples to a file that `load` reads."""
         Path(path).write_bytes(
             b"".join(msgspec.json.encode(sample) + b"\n" for sample in self._samples)
         )
@@ -72,7 +72,7 @@ class Dataset(Sequence[Sample]):
 
     @property
     def digest(self) -> str:
-        """Equal for equal samples, in whatever order and file they stand."""
+        """A hash of the samples that does not depend on their order or their file."""
         lines = sorted(
             msgspec.json.encode(sample, order="deterministic") for sample in self._samples
         )
@@ -117,7 +117,7 @@ def _faults(samples: Sequence[Sample], name: str) -> Iterator[Fault]:
 
 
 def _parse_samples(data: bytes, source: str) -> list[Sample]:
-    """Every line, or ConfigError with the number of each that is none."""
+    """Parse every line. Raises ConfigError with the number of each faulty line."""
     samples: list[Sample] = []
     faults: list[Fault] = []
     seen: dict[str, int] = {}
@@ -148,7 +148,7 @@ def _parse_samples(data: bytes, source: str) -> list[Sample]:
 
 
 def _parse_sample(line: bytes) -> Sample:
-    """ValueError in plain words for a line that is no sample."""
+    """Parse one line. Raises ValueError, in plain words, if it is no sample."""
     try:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -179,8 +179,8 @@ def submit_dataset(
     reply_to: Mailbox[Any] | str,
     tx: Any = None,
 ) -> list[str]:
-    """Send every sample, or none, to be answered to `reply_to`; the ids of the messages, in the
-    order of the samples.
+    """Send all samples or none, with replies to `reply_to`. Returns the message ids in the order of
+    the samples.
     """
     samples = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
     bodies = [MainLoopRequest(sample, sample.id) for sample in samples]
@@ -195,7 +195,7 @@ def submit_dataset(
 def _first_unsendable(
     bodies: Iterable[MainLoopRequest[Sample]], requests: Mailbox[Any]
 ) -> str | None:
-    """The first that the mailbox does not take."""
+    """The id of the first sample that the mailbox refuses; None if it takes all."""
     for body in bodies:
         try:
             requests.codec.encode(body)

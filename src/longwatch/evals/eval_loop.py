@@ -17,13 +17,13 @@ from longwatch.runtime.main_loop import MainLoop
 
 
 class EvalLoop(MainLoop[Sample, EvalResult]):
-    """Gives each sample's input to the `handle` of `loop`, and what that returns to the evaluator.
+    """Runs `handle` of another loop on each sample and scores the output with an evaluator.
 
-    It is a loop like any other: own mailbox, leases and heartbeat, beside others in one group. The
-    loop under test is called, not run: its own mailboxes are not touched. What it raises is a
-    failure of the sample, tried again as often as the mailbox allows. An input that it does not
-    take, an evaluator that raises or returns no Score: that never gets better, and is an error at
-    once.
+    It is a loop like any other: it has its own mailbox, leases and heartbeat, and can share a group
+    with other loops. It calls `handle` of the loop under test and never touches the mailboxes of
+    that loop. An exception of `handle` is a failure of the sample, which is retried as often as the
+    mailbox allows. An input that the loop cannot decode, an evaluator that raises, and an evaluator
+    that returns no Score are permanent errors.
     """
 
     def __init__(

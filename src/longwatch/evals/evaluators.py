@@ -1,6 +1,6 @@
-"""How good an output is: a score, and the evaluators that give it.
+"""Scores, and the evaluators that compute them.
 
-An evaluator is anything that takes an output and what was expected, and returns a Score.
+An evaluator is a callable that takes an output and the expected output, and returns a Score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from longwatch.errors import UsageError
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A value from 0 to 1, whether that is good enough, and why it is what it is."""
+    """The score of one output: a value from 0 to 1, whether it passed, and the reason."""
 
     value: float
     passed: bool
@@ -31,7 +31,7 @@ class Score(msgspec.Struct, frozen=True):
             )
         msgspec.structs.force_setattr(
             self, "value", float(self.value)
-        )  # other libraries have floats that cannot be sent
+        )  # floats of other libraries cannot be encoded
 
 
 def _is_fraction(value: object) -> bool:
@@ -44,7 +44,7 @@ Evaluator = Callable[[Any, Any], Score]
 
 
 def exact_match(output: Any, expected: Any) -> Score:
-    """1 if both are equal."""
+    """Score 1 if output and expected output are equal, else 0."""
     same = bool(output == expected)
     return Score(
         float(same),
@@ -54,8 +54,8 @@ def exact_match(output: Any, expected: Any) -> Score:
 
 
 def contains(output: Any, expected: Any) -> Score:
-    """1 if what is expected is in the output: a part of a text, an element of a list, a key of
-    an object.
+    """Score 1 if the output contains the expected value, else 0: a substring, a list element, or an
+    object key.
     """
     try:
         found = expected in output
@@ -74,8 +74,8 @@ def contains(output: Any, expected: Any) -> Score:
 
 
 def all_of(*evaluators: Evaluator) -> Evaluator:
-    """Passed when all of them are; the value is the mean of theirs, the reasons are those of the
-    ones that are not.
+    """Combine evaluators: passed if all pass. The value is their mean, the reasons are those of the
+    failed ones.
     """
     _validate_evaluators("all_of", evaluators)
 
@@ -89,8 +89,8 @@ def all_of(*evaluators: Evaluator) -> Evaluator:
 
 
 def any_of(*evaluators: Evaluator) -> Evaluator:
-    """Passed when one of them is; the value is the best of theirs, the reasons are those of all
-    if none is.
+    """Combine evaluators: passed if one passes. The value is their maximum. If none passes, all
+    reasons are kept.
     """
     _validate_evaluators("any_of", evaluators)
 
@@ -104,8 +104,8 @@ def any_of(*evaluators: Evaluator) -> Evaluator:
 
 
 def validate_evaluator(evaluator: object) -> None:
-    """UsageError for what cannot be called with an output and what was expected, or returns no
-    Score for sure.
+    """Raise UsageError unless the evaluator can be called with (output, expected) and may return a
+    Score.
     """
     if not callable(evaluator):
         raise UsageError(
@@ -114,7 +114,7 @@ def validate_evaluator(evaluator: object) -> None:
         )
     if inspect.iscoroutinefunction(evaluator):
         raise UsageError(
-            f"evaluator {_evaluator_name(evaluator)} is async, and nobody would await it; "
+            f"evaluator {_evaluator_name(evaluator)} is async, and no caller awaits it; "
             f"write it with def"
         )
     try:
@@ -125,11 +125,11 @@ def validate_evaluator(evaluator: object) -> None:
             f"expected): {error}"
         ) from None
     except ValueError:
-        pass  # written in C, and does not say what it takes
+        pass  # written in C: it has no signature
 
 
 def evaluate(evaluator: Evaluator, output: Any, expected: Any) -> Score:
-    """What an evaluator says; UsageError if that is no Score."""
+    """Call an evaluator. Raises UsageError if it returns no Score."""
     score: object = evaluator(output, expected)
     if not isinstance(score, Score):
         returned = type(score).__name__

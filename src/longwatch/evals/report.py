@@ -16,20 +16,18 @@ from longwatch.evals.results import CollectedResults, EvalResult, SampleEnd
 
 
 class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one run over one dataset. A sample without a result counts as not passed,
-    like any that failed.
-    """
+    """The results of one run over one dataset. A sample without a result counts as not passed."""
 
     run: str
     dataset: str
     digest: str
-    """Of the dataset: reports of different ones cannot be compared."""
+    """The hash of the dataset. Only reports with equal hashes can be compared."""
     samples: int
     results: list[EvalResult]
     missing: list[str] = []
     finished_at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
     subject: str = ""
-    """What was measured."""
+    """The import path of the measured loop."""
 
     @classmethod
     def of(
@@ -47,7 +45,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: str | Path) -> EvalReport:
-        """A report that was saved as JSON."""
+        """Load a report that was saved as JSON. Raises UsageError if the file is no report."""
         try:
             return msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
@@ -56,7 +54,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"{path} is no report of an evaluation: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """As JSON, or as Markdown if its name ends in .md."""
+        """Save the report as Markdown if the file name ends in .md, else as JSON."""
         file = Path(path)
         file.write_text(
             self.to_markdown(), encoding="utf-8"
@@ -70,12 +68,14 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pass_rate(self) -> float:
-        """Over all samples, those with errors and without a result included."""
+        """Passed samples over all samples, including those with errors and those
+        without a result.
+        """
         return self.passed / self.samples if self.samples else 0.0
 
     @property
     def mean_score(self) -> float:
-        """Over all samples; one without a score counts as 0."""
+        """The mean score over all samples. A sample without a score counts as 0."""
         return (
             sum(result.score.value for result in self.results if result.score) / self.samples
             if self.samples
@@ -84,7 +84,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failures(self) -> list[EvalResult]:
-        """Scored, and not good enough."""
+        """The results that have a score and did not pass."""
         return [
             result
             for result in self.results
@@ -93,17 +93,19 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def errors(self) -> list[EvalResult]:
-        """Without a score: the loop raised, or its process died."""
+        """The results without a score: the loop raised, or its process died."""
         return [result for result in self.results if result.ended is not SampleEnd.SCORED]
 
     def latency(self, quantile: float) -> float | None:
-        """Seconds of the loop, by nearest rank; None if nothing was measured."""
+        """A quantile of the seconds that the loop took, by nearest rank. None if no result has a
+        time.
+        """
         return percentile(
             (result.seconds for result in self.results if result.seconds is not None), quantile
         )
 
     def summary(self) -> dict[str, Any]:
-        """The numbers."""
+        """The numbers of the report, by name."""
         return {
             "samples": self.samples,
             "passed": self.passed,
@@ -119,7 +121,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     # --- forms ---
 
     def to_json(self) -> bytes:
-        """What `load` reads, with the numbers in front for whoever reads it without us."""
+        """The report as JSON that `load` reads. The numbers come first, for other readers."""
         plain = {"summary": self.summary(), **msgspec.to_builtins(self)}
         return msgspec.json.format(msgspec.json.encode(plain))
 
@@ -146,7 +148,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def figures(self) -> list[tuple[str, str]]:
-        """The numbers as they are shown."""
+        """The numbers as pairs of label and text, for people."""
         p50, p95 = self.latency(0.5), self.latency(0.95)
         return [
             ("samples", str(self.samples)),
@@ -185,7 +187,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """What `EvalReport.summary` returns, as a saved report has it."""
+    """The numbers of a saved report, as `EvalReport.summary` returns them."""
 
     samples: int
     passed: int
@@ -199,7 +201,7 @@ class ReportNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The head of a saved report: which evaluation it is, and its numbers."""
+    """The head of a saved report: its evaluation and its numbers."""
 
     run: str
     dataset: str
@@ -228,12 +230,12 @@ def saved_reports(directory: Path) -> SavedReports:
 
 
 def failure_reason(result: EvalResult) -> str:
-    """Why a sample did not pass."""
+    """Why a sample did not pass: its error, or the reason of its score."""
     return result.error or (result.score.reason if result.score else "") or ""
 
 
 def percentile(values: Iterable[float], quantile: float) -> float | None:
-    """By nearest rank; None of nothing."""
+    """A quantile of values by nearest rank; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -251,23 +253,23 @@ def _format_seconds(seconds: float | None) -> str:
 
 
 def table_cell(text: str) -> str:
-    """On one line, and nothing in it that ends a cell."""
+    """The text for a cell of a Markdown table: on one line, with `|` escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 class Comparison(NamedTuple):
-    """What is different in the second of two reports."""
+    """The differences between two reports of one dataset."""
 
     before: EvalReport
     after: EvalReport
     improved: list[str]
-    """Samples that pass now and did not."""
+    """Samples that pass only in the second report."""
     regressed: list[str]
-    """Samples that passed and do not now."""
+    """Samples that pass only in the first report."""
 
     @classmethod
     def of(cls, before: EvalReport, after: EvalReport) -> Comparison:
-        """UsageError for reports of different datasets."""
+        """Compare two reports. Raises UsageError if their datasets differ."""
         if before.digest != after.digest:
             raise UsageError(
                 f"these are reports of different datasets ({before.dataset}, {before.samples} "
@@ -284,7 +286,7 @@ class Comparison(NamedTuple):
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Each figure: its name, before, after, and the difference."""
+        """Rows for a table: the name of each figure, its two values, and their difference."""
         before, after = self.before.summary(), self.after.summary()
         return [
             (

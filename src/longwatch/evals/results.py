@@ -27,7 +27,7 @@ class SampleEnd(StrEnum):
 
 
 class EvalResult(msgspec.Struct, frozen=True):
-    """One sample's result; without a score there is an error."""
+    """The result of one sample. Without a score it has an error."""
 
     sample_id: str
     ended: SampleEnd
@@ -35,7 +35,7 @@ class EvalResult(msgspec.Struct, frozen=True):
     error: str | None = None
     output: Any = None
     seconds: float | None = None
-    """How long the loop took, the evaluator not included."""
+    """Seconds that the loop took, without the evaluator."""
     attempt: int = 1
 
     @property
@@ -44,9 +44,9 @@ class EvalResult(msgspec.Struct, frozen=True):
 
 
 def read_result(body: Any) -> EvalResult | None:
-    """The result in the body of an answer; None for one that is no answer of an EvalLoop.
+    """Read the result from the body of a reply; None if the body is no reply of an EvalLoop.
 
-    An answer with an error has no sample in it but for its request id, which is that of the sample.
+    A reply with an error names the sample only by its request id.
     """
     try:
         reply: MainLoopResult[EvalResult] = msgspec.convert(body, MainLoopResult[EvalResult])
@@ -62,15 +62,13 @@ def read_result(body: Any) -> EvalResult | None:
 _BATCH_SIZE = 500
 _POLL_SECONDS = 1.0
 _BATCH_WAIT = 0.1
-"""Seconds in which more results come together: taken one by one they cost the loops more than
-the samples do.
+"""Seconds to wait for more results, so that they are received in batches. Receiving them singly
+costs more than running the samples.
 """
 
 
 class CollectedResults(NamedTuple):
-    """The results in the order of the samples, one a sample, and the ids of those that have
-    none.
-    """
+    """One result per sample, in the order of the samples, and the ids of samples without one."""
 
     results: list[EvalResult]
     missing: list[str]
@@ -83,11 +81,9 @@ def collect_results(
     timeout: float,
     clock: Clock | None = None,
 ) -> CollectedResults:
-    """Receive results until every expected sample has one, or the time is over; acknowledges what
-    it takes.
+    """Receive and acknowledge results until every expected sample has one, or the timeout passes.
 
-    Of several results of one sample the first counts. What belongs to no expected sample is
-    acknowledged and passed over.
+    The first result of a sample counts. Results of unknown samples are acknowledged and ignored.
     """
     ids = expected.ids if isinstance(expected, Dataset) else list(dict.fromkeys(expected))
     if not timeout >= 0:
@@ -117,8 +113,8 @@ def collect_results(
 def peek_results(
     results: Mailbox[Any], requests: Mailbox[Any], *, expected: Iterable[str], limit: int
 ) -> CollectedResults:
-    """The results there are, left where they are; a sample that was given up without one is told
-    by its dead letter.
+    """Read the results without removing them. A sample that was given up gets its result from its
+    dead letter.
     """
     ids = list(expected)
     found: dict[str, EvalResult] = {}
@@ -153,7 +149,7 @@ def _dead_letter_result(sample_id: str, dead_letter: DeadLetter) -> EvalResult:
 
 
 def _decode_request(requests: Mailbox[Any], dead_letter: DeadLetter) -> MainLoopRequest[Any] | None:
-    """What a dead letter was; None for one that somebody else has sent."""
+    """Decode the request in a dead letter; None if it is no request."""
     try:
         return msgspec.convert(requests.codec.decode(dead_letter.body), MainLoopRequest[Any])
     except (SerializationError, msgspec.ValidationError):

@@ -1,6 +1,4 @@
-"""Events become logs and metrics (and, later, pages); nothing else logs or counts a state
-change.
-"""
+"""Turns events into logs and metrics. No other layer logs or counts a state change."""
 
 from __future__ import annotations
 

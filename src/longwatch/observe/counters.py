@@ -42,7 +42,7 @@ class MetricSample(NamedTuple):
 
 
 def counter_increments(event: Event) -> Iterable[tuple[SeriesKey, float]]:
-    """What an event adds to which counters."""
+    """The counters that an event increments, each with its increment."""
     rule = _RULES.get(type(event))
     return () if rule is None else rule(event)
 
@@ -66,7 +66,7 @@ def _settlement_increments(event: RowsSettled) -> Iterable[tuple[SeriesKey, floa
 def _increment_by_one(
     name: str, *labels: str
 ) -> Callable[[Any], Iterable[tuple[SeriesKey, float]]]:
-    """One more of this, labelled by these facts of the event."""
+    """Makes a function that increments one counter, with labels from these fields of the event."""
     return lambda event: [
         ((f"longwatch_{name}_total", tuple(str(getattr(event, label)) for label in labels)), 1)
     ]
@@ -102,7 +102,7 @@ _DURATION = "longwatch_handle_duration_seconds"
 
 
 class EventCounters:
-    """An observer that counts. Thread-safe. What it counts is never forgotten."""
+    """An observer that counts events. Thread-safe. Counts never go back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class EventCounters:
                 self._add_durations(event)
 
     def samples(self) -> list[MetricSample]:
-        """Everything, as it is now."""
+        """All series with their present values."""
         with self._lock:
             counts = [
                 MetricSample(name, labels, value) for (name, labels), value in self._counts.items()
@@ -150,14 +150,14 @@ SampleValue = float | list[float]
 
 
 MAX_ENDED = 64
-"""Of so many that are gone the last word may still be on its way."""
+"""Maximum number of ended processes whose last report may still arrive."""
 
 
 class MergedSamples:
-    """Keeps the last samples of each process, by a number that no other has had. Not thread-safe.
+    """Merges the latest samples of several processes, each under a unique number. Not thread-safe.
 
-    One that is gone leaves its counters, not its gauges. The news of its end may come before its
-    last word.
+    An ended process leaves its counters and loses its gauges. Its last report may arrive after its
+    end.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class MergedSamples:
         self._ended_totals: dict[SeriesKey, SampleValue] = {}
 
     def update(self, process: int, samples: Iterable[MetricSample]) -> None:
-        """What a process says now; unknown metrics are passed over."""
+        """Replace the samples of a process. Unknown metrics are ignored."""
         known = [sample for sample in samples if sample.name in FAMILIES]
         if process in self._ended:
             self._ended[process] = _without_gauges(known)
@@ -181,7 +181,7 @@ class MergedSamples:
                 _add(self._ended_totals, sample)
 
     def samples(self) -> list[MetricSample]:
-        """All of them together."""
+        """The merged samples of all processes."""
         merged = {key: _copy(value) for key, value in self._ended_totals.items()}
         for samples in (*self._ended.values(), *self._live.values()):
             for sample in samples:

@@ -8,10 +8,11 @@ that is no number, text, list or mapping becomes its text.
 An `EventLog` is an observer of `core.events`. It makes a record of each event and passes it to its
 sinks. A sink is a writer (`NonblockingWriter`, `LogFile`), a format and its lowest level. An event
 that may come in floods is rate-limited by its class (`max_logged_per_second`): the record after a
-gap says in `suppressed` how many were left out. Nothing
-here raises: a record that cannot be made becomes one that says so, and a writer that fails does not
-keep the line from the others. The library itself configures no logging. Only `app` calls
-`redirect_logging`, in a process that is ours.
+gap has the number of suppressed records in `suppressed`.
+
+Nothing here raises. A record that cannot be made is replaced by one that says so, and a writer that
+fails does not keep the line from the others. The library itself configures no logging. Only
+processes that Longwatch starts call `redirect_logging`.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ RecordFormat = Callable[[Record], str]
 
 
 class LineWriter(Protocol):
-    """Takes whole lines, now, without blocking or raising; False if some were dropped. Called
-    from any thread.
+    """Takes whole lines at once, without blocking or raising. Returns False if lines were dropped.
+    Thread-safe.
     """
 
     def write(self, data: bytes) -> bool: ...
@@ -62,9 +63,7 @@ class LineWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSink:
-    """One place for the log: where lines go, how they look, and how loud a record must be to get
-    there.
-    """
+    """One destination of the log: its writer, its format and its lowest level."""
 
     writer: LineWriter
     format_record: RecordFormat = to_json
@@ -74,14 +73,12 @@ class LogSink:
         return severity(level) >= severity(self.level)
 
     def write(self, record: Record) -> None:
-        """Write the record as one line; raises what the form raises."""
+        """Write the record as one line. Raises the errors of the format."""
         self.writer.write(self.format_record(record).encode("utf-8", "backslashreplace") + b"\n")
 
 
 class EventLog:
-    """Turns each event into one record and gives it to every sink; an Observer. Thread-safe,
-    never raises.
-    """
+    """An observer that writes one record per event to every sink. Thread-safe, never raises."""
 
     def __init__(
         self, sinks: Sequence[LogSink], *, clock: Clock, manager_pid: int | None = None
@@ -98,7 +95,7 @@ class EventLog:
             self._log(event, event.level, lambda: self._record(event, suppressed))
 
     def log_stdlib(self, record: logging.LogRecord) -> None:
-        """Log what came through stdlib logging."""
+        """Log a record of stdlib logging."""
         self._log(
             record,
             level_of(record.levelno),
@@ -140,7 +137,9 @@ class _RateLimiter:
         self._windows: dict[str, _LogWindow] = {}
 
     def take(self, name: str, limit: int) -> int | None:
-        """None: leave this one out. Else how many were left out since the last that passed."""
+        """The number of records suppressed since the last one that passed; None to suppress this
+        one.
+        """
         now = self._clock.monotonic()
         with self._lock:
             window = self._windows.setdefault(name, _LogWindow(began_at=now))
@@ -173,14 +172,14 @@ class LogHandler(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """The JSON form for anyone's own stdlib handler."""
+    """A formatter for handlers of stdlib logging: one line of JSON per record."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _format_stdlib(record, to_json)
 
 
 class PrettyFormatter(logging.Formatter):
-    """The pretty form for anyone's own stdlib handler."""
+    """A formatter for handlers of stdlib logging: the pretty form."""
 
     def __init__(self, *, colour: bool = False) -> None:
         super().__init__()
@@ -209,7 +208,9 @@ def redirect_logging(log: EventLog, *, level: Level = Level.INFO) -> Callable[[]
 
 
 def dropped_lines_record(*, clock: Clock, manager_pid: int | None = None) -> Callable[[int], bytes]:
-    """What a LogFile of JSON lines writes, once it can again, about the lines it had to drop."""
+    """Makes the function with which a JSON log file reports dropped lines, once it can
+    write again.
+    """
 
     def dropped_line(lines: int) -> bytes:
         own = os.getpid()
@@ -239,9 +240,7 @@ def _format_stdlib(record: logging.LogRecord, format_record: RecordFormat) -> st
 
 
 def event_record(event: Event, *, wall: float, manager_pid: int) -> Record:
-    """The record of an event. `pid` is the process the event is about, our own if it is about
-    none.
-    """
+    """The record of an event. `pid` is the process that the event is about, else this process."""
     fields = event_fields(event)
     pid = fields.pop("pid", None)
     head = _head(
@@ -280,7 +279,7 @@ def _exception_text(exc_info: tuple[Any, ...]) -> str:
 
 
 def failed_record(source: object, error: Exception, *, wall: float, manager_pid: int) -> Record:
-    """The record that stands in for one that could not be made."""
+    """The record that replaces one that could not be made."""
     head = _head(
         Level.ERROR, "log_record_failed", wall=wall, pid=os.getpid(), manager_pid=manager_pid
     )
@@ -319,7 +318,7 @@ def _head(level: Level, name: str, *, wall: float, pid: int, manager_pid: int) -
 
 
 def _with_fields(head: Record, fields: Mapping[str, object]) -> Record:
-    """The head wins over a field of the same name: nothing a user passes can forge it."""
+    """Add fields to the head of a record. Fields cannot replace values of the head."""
     plain = {name: _plain(value, MAX_DEPTH) for name, value in fields.items() if name not in head}
     return {**head, **mask_mapping(plain)}
 

@@ -29,9 +29,7 @@ _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critica
 
 
 def to_json(record: Mapping[str, object]) -> str:
-    """The record as one line of JSON, at most 64 KiB of it: long texts and lists are cut and say
-    so.
-    """
+    """The record as one line of JSON of at most 64 KiB. Long texts and lists are cut and marked."""
     for max_chars, max_items in _TRUNCATION_STEPS:
         line = _dump({key: _truncate(value, max_chars, max_items) for key, value in record.items()})
         if len(line) <= MAX_RECORD_CHARS:
@@ -72,7 +70,7 @@ def to_pretty(record: Mapping[str, object], *, colour: bool = False) -> str:
 
 
 def _indented(traceback: object) -> str:
-    """The lines of a traceback, each below the last; nothing if there is none."""
+    """The lines of a traceback, indented below the record; empty without a traceback."""
     if not traceback:
         return ""
     lines = shorten(str(traceback), _TRUNCATION_STEPS[0][0]).split("\n")
@@ -80,7 +78,7 @@ def _indented(traceback: object) -> str:
 
 
 def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
-    """Colours only for a terminal that can show them, and only if nobody asked for none."""
+    """Whether to use colours: only on a terminal that shows them, and not with NO_COLOR."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return False
     try:

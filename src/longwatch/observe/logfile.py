@@ -1,10 +1,10 @@
-"""A log file that stays small, stays readable, and never harms whoever writes to it.
+"""A log file that is rotated by size, has whole lines only, and never raises in its writers.
 
-Every write is one append of whole lines. Before it the file is looked at by its name: if it is gone
-or another one stands there (deleted, rotated by someone else), it is opened anew; if it would grow
-past its size, it is rotated (`x.log` → `x.log.1` → …). A write that the disk refuses leaves no torn
-line behind; the lines are counted, and the first write that succeeds again says how many are
-missing. A symbolic link at the name is never followed: another user may have put it there.
+Every write is one append of whole lines. Before a write the path is checked. A file that was
+deleted or rotated by another program is opened anew. A file that would grow past its size is
+rotated (`x.log` → `x.log.1` → …). A write that the disk refuses leaves no torn line behind. Its
+lines are counted, and the next successful write reports how many are missing. A symbolic link at
+the path is never followed: another user may have created it.
 
 A write blocks for as long as the disk does. In a process that must not wait for a disk a
 `NonblockingWriter` stands in front of the file, and rotation is the work of its thread too.
@@ -30,7 +30,7 @@ SUPERVISOR_LOG = "watchdog"
 DroppedLine = Callable[[int], bytes]
 _FLAGS = (
     os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # the last, or a FIFO there would block the open
+)  # without the last, opening a FIFO would block
 
 
 class LogFile:
@@ -55,7 +55,7 @@ class LogFile:
         self.max_bytes = max_bytes
         self.keep = keep
         self.dropped = 0
-        """Lines that were given to `write` and are not in the file."""
+        """Lines passed to `write` that are not in the file."""
         self._dropped_line = dropped_line
         self._unreported = 0
         self._on_failed = on_failed
@@ -78,7 +78,7 @@ class LogFile:
         skipped: int = 0,
         is_wanted: Callable[[], bool] | None = None,  # noqa: ARG002 - one write cannot stop midway
     ) -> PutResult:
-        """Append whole lines, and count those that were dropped before them."""
+        """Append whole lines, and count the lines that were dropped before them."""
         with self._lock:
             self._count_dropped(skipped)
             reason = "the disk takes no more"
@@ -104,9 +104,7 @@ class LogFile:
             os.close(closing)
 
     def _append(self, data: bytes) -> bytes:
-        """Write the data, before it what is still to be told; returns the part that did not get
-        into the file.
-        """
+        """Write the data after any pending notice. Returns the part that was not written."""
         if self._fd < 0:
             return data
         size = self._prepare(len(data))
@@ -119,7 +117,7 @@ class LogFile:
         return data[max(written - len(prefix), 0) :]
 
     def _prepare(self, size: int) -> int:
-        """Have the right file open, with room for so many bytes; returns its size."""
+        """Open the right file, rotated if it has no room for so many bytes. Returns its size."""
         current_size = self._size_by_name()
         outgrown = current_size is not None and current_size > max(self.max_bytes - size, 0)
         if current_size is None or (outgrown and self._rotate()):
@@ -127,7 +125,7 @@ class LogFile:
         return os.fstat(self._fd).st_size
 
     def _size_by_name(self) -> int | None:
-        """The size of our file; None if it no longer stands at its path."""
+        """The size of our file; None if its path now leads to another file, or to none."""
         try:
             there, ours = self.path.lstat(), os.fstat(self._fd)
         except FileNotFoundError:
@@ -141,8 +139,8 @@ class LogFile:
         self._torn = _ends_torn(fresh)
 
     def _rotate(self) -> bool:
-        """Move every file one number up, the last one out; False if it cannot be done now, and
-        the file grows on.
+        """Rotate: raise the number of every file and delete the oldest. If that fails, return False
+        and let the file grow.
         """
         names = [
             self.path,
@@ -162,13 +160,11 @@ class LogFile:
         return True
 
     def _prefix(self) -> bytes:
-        """What has to stand before the next line: the end of a torn one, the notice of dropped
-        ones.
+        """The bytes before the next line: the end of a torn line, and the notice of
+        dropped lines.
         """
         ending = b"\n" if self._torn else b""
-        with suppress(
-            Exception
-        ):  # a notice that cannot be made is no reason to lose the line after it
+        with suppress(Exception):  # the next line is written even if the notice cannot be made
             return ending + (
                 self._dropped_line(self._unreported)
                 if self._dropped_line and self._unreported
@@ -177,11 +173,11 @@ class LogFile:
         return ending
 
     def _truncate_torn(self, data: bytes, *, size: int, written: int) -> int:
-        """After a short write: cut the file back to the end of its last whole line; returns how
-        much of the data is in it.
+        """After a short write, truncate the file to its last whole line. Returns how much of the
+        data it keeps.
         """
         whole = data.rfind(b"\n", 0, written) + 1
-        if os.fstat(self._fd).st_size == size + written:  # nobody else appended meanwhile
+        if os.fstat(self._fd).st_size == size + written:  # no other process has appended
             os.ftruncate(self._fd, size + whole)
         else:
             self._torn = True
@@ -193,7 +189,7 @@ class LogFile:
 
 
 def _open(path: Path) -> int:
-    """Open for appending; makes the file and its directories where they are missing."""
+    """Open the file for appending. Creates it and its directories."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, _FLAGS, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -203,7 +199,7 @@ def _open(path: Path) -> int:
 
 
 def _ends_torn(fd: int) -> bool:
-    """Whether the file's last line was never finished, as after a power cut."""
+    """Whether the last line of the file is incomplete, as after a power cut."""
     size = os.fstat(fd).st_size
     return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 

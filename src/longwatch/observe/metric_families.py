@@ -1,5 +1,5 @@
-"""Every metric of the product: its name, what it counts, its labels, and how those of several
-processes become one.
+"""Defines every metric of the product: name, help text, labels, and how values of several processes
+merge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ class MetricKind(StrEnum):
 
 
 class GaugeMerge(StrEnum):
-    """What several processes' values of one gauge are together. Counters and histograms add up."""
+    """How the values of one gauge in several processes merge. Counters and histograms
+    are summed.
+    """
 
     SUM = auto()
     MAX = auto()
@@ -24,8 +26,8 @@ class GaugeMerge(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFamily:
-    """One metric. `buckets` are the upper bounds of a histogram's, but for the last, which has
-    none.
+    """One metric. `buckets` are the upper bounds of a histogram, without the unbounded
+    last bucket.
     """
 
     name: str
@@ -55,7 +57,7 @@ _ALL = (
     _gauge("health_ready", "Whether everything is ready: 1 or 0.", merge=GaugeMerge.LAST),
     _gauge(
         "heartbeat_age_seconds",
-        "Seconds since the stalest sign of life of a loop.",
+        "Seconds since the last beat of a loop, of the stalest process.",
         "loop",
         merge=GaugeMerge.MAX,
     ),
@@ -76,7 +78,7 @@ _ALL = (
     _counter(
         "mailbox_stale_settlements", "Settlements that came too late: the lease was lost.", "loop"
     ),
-    _counter("replies_failed", "Answers that could not be sent.", "loop"),
+    _counter("replies_failed", "Replies that could not be sent.", "loop"),
     MetricFamily(
         name="longwatch_handle_duration_seconds",
         kind=MetricKind.HISTOGRAM,
@@ -84,13 +86,13 @@ _ALL = (
         labels=("loop",),
         buckets=HANDLE_BUCKETS,
     ),
-    _gauge("leases_held", "Messages that a loop has at present.", "loop"),
-    _counter("leases_renewed", "Leases prolonged, each time each one.", "loop"),
+    _gauge("leases_held", "Messages that a loop holds now.", "loop"),
+    _counter("leases_renewed", "Lease renewals, one for each row.", "loop"),
     _counter("leases_lost", "Leases lost while their work ran.", "loop", "reason"),
     _counter("claim_source_failures", "Outages of a store, as a loop saw them.", "loop"),
     _gauge("mailbox_ready", "Messages that could be taken now.", "mailbox", merge=GaugeMerge.LAST),
     _gauge("mailbox_delayed", "Messages that are due later.", "mailbox", merge=GaugeMerge.LAST),
-    _gauge("mailbox_leased", "Messages that somebody works on.", "mailbox", merge=GaugeMerge.LAST),
+    _gauge("mailbox_leased", "Messages that are leased.", "mailbox", merge=GaugeMerge.LAST),
     _gauge("mailbox_dead", "Dead letters.", "mailbox", merge=GaugeMerge.LAST),
     _gauge(
         "mailbox_oldest_age_seconds",
@@ -105,7 +107,7 @@ _ALL = (
         "worker_stalls", "Worker processes that were killed because they gave no beat.", "program"
     ),
     _counter("program_starts", "Starts of a program.", "program"),
-    _counter("program_ends", "Ends of a program, by the verdict on them.", "program", "verdict"),
+    _counter("program_ends", "Ends of a program, by verdict.", "program", "verdict"),
     _gauge("program_up", "Whether a program runs: 1 or 0.", "program", merge=GaugeMerge.LAST),
     _gauge(
         "program_ready", "Whether a program is ready: 1 or 0.", "program", merge=GaugeMerge.LAST

@@ -1,8 +1,7 @@
-"""Metrics of a process, as Prometheus reads them.
+"""Metrics of one process in the text format of Prometheus.
 
-`prometheus-client` writes the exposition, over one snapshot of our own numbers, so that what
-belongs together is from one moment. It is loaded when somebody scrapes: a worker whose parent
-speaks for it never pays for it.
+`prometheus-client` formats one snapshot of our own counters, so all values are of one moment. It is
+imported at the first scrape. A worker process whose parent serves the metrics never imports it.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from longwatch.observe.counters import EventCounters, MetricSample
 from longwatch.observe.metric_families import FAMILIES, MetricFamily, MetricKind
 
 GaugeReader = Callable[[], Iterable[tuple[str, tuple[str, ...], float]]]
-"""Gives gauges: the name, the values of its labels, and the number of each."""
+"""Returns gauges: the name, the label values and the number of each."""
 
 
 class Metrics:
-    """Counts the events it is given, and writes what it counted, and what its readings say, in
-    Prometheus' text format.
+    """Counts events and formats the counts and gauges as text for Prometheus.
 
-    `LoopGroup(…, metrics=Metrics())` does all that is needed: the group gives it its events and its
-    readings.
+    `LoopGroup(…, metrics=Metrics())` is enough: the group connects its events and its gauges.
     """
 
     def __init__(self) -> None:
@@ -34,14 +31,14 @@ class Metrics:
         self._counters(event)
 
     def add_gauges(self, reader: GaugeReader) -> Callable[[], None]:
-        """Have these gauges read at each scrape; returns what ends that. One that raises is
-        passed over.
+        """Read these gauges at each scrape. Returns a function that removes them. A reader that
+        raises is skipped.
         """
         self._gauge_readers.append(reader)
         return lambda: self._gauge_readers.remove(reader)
 
     def samples(self) -> list[MetricSample]:
-        """Everything, as it is now."""
+        """All counters and gauges with their present values."""
         samples = self._counters.samples()
         for reader in tuple(self._gauge_readers):
             try:
@@ -51,7 +48,7 @@ class Metrics:
         return samples
 
     def __call__(self) -> bytes:
-        """The exposition."""
+        """The metrics page."""
         return exposition(self.samples())
 
 
@@ -120,7 +117,7 @@ def _prometheus_family(family: MetricFamily, samples: Iterable[MetricSample]) ->
 def _cumulative_buckets(
     family: MetricFamily, sample: MetricSample
 ) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative, as Prometheus has them, and the sum."""
+    """The cumulative buckets of a histogram, and its sum."""
     assert isinstance(sample.value, list)
     *counts, total = sample.value
     bounds = [*(str(bound) for bound in family.buckets), "+Inf"]

@@ -50,7 +50,7 @@ class OutputRecords:
         return b"".join([self._format(line, head) for line in lines])
 
     def _head(self) -> bytes:
-        """The records of a block as far as they are the same: all but the text."""
+        """The beginning of all records of a block: everything but the text."""
         own = os.getpid()
         record = {
             "ts": timestamp(self._clock.wall()),

@@ -24,7 +24,7 @@ RECONNECT_REASONS = (*ERROR_REASONS, CLEAN_END)
 ALERTS = ("degraded", "recovered")
 
 UNKNOWN_REASON = "other"
-"""The label of a reason that is in no set. Its series appears with its first count."""
+"""The label of a reason outside the known set. Its series appears with its first count."""
 
 DEFAULT_NAMESPACE = "longwatch_runner"
 _NAMESPACE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

@@ -83,7 +83,7 @@ class RunnerMetrics:
             self._series.add("alerts_total", AGENT, alert, number=0)
 
     def observe(self, event: Event) -> None:
-        """Count an event; those of other features are passed over."""
+        """Count an event. Events of other features are ignored."""
         rule = _RULES.get(type(event))
         if rule is not None:
             with self._lock:
@@ -106,7 +106,7 @@ class RunnerMetrics:
         return totals
 
     def _snapshot(self) -> dict[SeriesKey, SampleValue]:
-        """All series as they are at one moment, and the depth of the queues just before."""
+        """All series at one moment. The depth of the queues is read just before."""
         depths = self._depths()
         with self._lock:
             return self._series.copy() | depths
@@ -133,7 +133,7 @@ class _RunnerSeries:
         """The ids of runs under way."""
 
     def add_cluster(self, cluster: str) -> None:
-        """Have every series of this cluster at 0."""
+        """Create every series of this cluster at 0."""
         if cluster in self._clusters:
             return
         self._clusters.add(cluster)
