@@ -1,26 +1,24 @@
-"""Loops over mailboxes that beat while they work, a watchdog that ends what hangs, health that can
-say no, and graceful shutdown.
+"""Loops over mailboxes, with a heartbeat, a watchdog, health checks and a graceful shutdown.
 
-Who does what in a process that runs a group
-    group        starts everything and ends it, under one deadline (`group.py`); its story is there
-    loops        one thread each that waits; the work is the engine's: slots, leases, settling
+The parts of a process that runs a group
+    group        starts everything and stops it under one deadline (`group.py`, `group_run.py`)
+    loops        one waiting thread each; slots, leases and settling are the work of the engine
                  (`main_loop.py` over `longwatch.engine`)
-    watchdog     one thread that looks at the beats of what runs, and ends the process with its
+    watchdog     one thread that checks the beats of running code, and ends the process with its
                  stacks on record (`host.watchdog`)
-    health       one thread that answers HTTP (`host.health_server`), from the checks that the group
+    health       one thread that serves HTTP (`host.health_server`) from the checks that the group
                  has (`health_checks.py`)
     coordinator  one thread that reads signals and passes them on (`host.shutdown`)
-    A parent, if there is one, renews the leases, sees the beats, and speaks for all its children
-    (`longwatch worker`).
+    A parent, if there is one, renews the leases, reads the beats, and serves health for all its
+    workers (`longwatch worker`).
 
 The life of a message (`request_runner.py`)
-    decoded → refused if its deadline has passed → handled → answered and settled. A handler's
-    exception is a failure of that message: it comes back after a while, and after its last try its
-    sender is told.
+    decoded → refused if its deadline has passed → handled → replied to and settled. An exception of
+    the handler is a failure of the message. It is retried after a backoff. After the last attempt
+    its sender gets an error reply.
 
 The life of a loop (`engine/run_guard.py`)
-    idle → running → idle … One that is told to stop before it ever ran returns at once from its
-    first run.
+    idle → running → idle … After a stop before its first run, that run returns at once.
 """
 
 from __future__ import annotations

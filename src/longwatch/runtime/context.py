@@ -1,4 +1,4 @@
-"""What a handler is told about the message it works on, and what it can say."""
+"""The context of a handler: the message it works on, and the calls it may make."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LOGGER = logging.getLogger("longwatch.runtime.handler")
 
 
 class MainLoopContext(UserContext):
-    """One run of a handler. `request_id`, `message_id` and `trace` say what it works on; `deadline`
-    until when.
+    """The context of one run of a handler. `request_id`, `message_id` and `trace` identify its
+    message, `deadline` limits its time.
 
-    Code that takes long calls `beat`, and looks at `cancelled` now and then: it says stop, because
+    Code that takes long calls `beat` and checks `cancelled` now and then. `cancelled` is true when
     the process shuts down, the lease is lost, or the deadline has passed. Once `lease_lost` is
-    true, nothing it does counts any more.
+    true, the result of the handler does not count.
     """
 
     __slots__ = ("_clock", "_loop", "deadline", "message_id", "request_id", "trace")
@@ -37,7 +37,7 @@ class MainLoopContext(UserContext):
         self._clock = clock
 
     def beat(self, progress: object = None) -> None:
-        """Say that the work is alive, and with `progress` how far it is."""
+        """Report that the work is alive, and with `progress` how far it is."""
         self._row_context.beat(progress)
 
     @property
@@ -46,7 +46,7 @@ class MainLoopContext(UserContext):
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records carry the ids."""
+        """A logger whose records have the ids of the message."""
         ids = {
             "loop": self._loop,
             "request_id": self.request_id,

@@ -1,6 +1,6 @@
-"""A group of loops in one process: started together, watched together, stopped together.
+"""A group of loops in one process, which start, are watched and stop together.
 
-`LoopGroup` is what users hold: settings, and calls from any thread. `runtime/group_run.py` is one
+`LoopGroup` has the settings and the calls that any thread may make. `runtime/group_run.py` is one
 run of it.
 """
 
@@ -39,14 +39,14 @@ from longwatch.runtime.timeout_checks import Timeouts
 
 
 class LoopGroup:
-    """Runs loops, each in its thread, with a watchdog and a health port over all of them; `run`
-    blocks until they have ended. `loops` is one loop or several.
+    """Runs loops, each in its own thread, with one watchdog and one health port. `run` blocks until
+    all loops have ended. `loops` is one loop or several.
 
     `health_port` None: no health port. `watchdog_threshold` None: no watchdog.
-    `readiness_threshold` None: nine tenths of the watchdog's. `max_processing_seconds` is what one
-    message takes at the most; only to warn of timeouts that do not go together. `metrics` is what
-    `/metrics` says: a `longwatch.observe.Metrics`, or any callable that returns the exposition.
-    Making a group starts nothing and opens nothing.
+    `readiness_threshold` None: nine tenths of the watchdog threshold. `max_processing_seconds` is
+    the longest time of one message; it is used only to warn of timeouts that do not fit together.
+    `metrics` serves `/metrics`: a `longwatch.observe.Metrics`, or a callable that returns the page.
+    The constructor starts and opens nothing.
     """
 
     def __init__(  # noqa: PLR0913 - the contract
@@ -77,11 +77,11 @@ class LoopGroup:
         self.clock = clock or SystemClock()
         self.events = events or logged_events()
         self.uses_default_events = events is None
-        """Whether nobody has said where its events go."""
+        """Whether the caller passed no `events`."""
         self.health: GroupHealth | None = None
-        """How its loops are, while it runs."""
+        """The health of the loops while the group runs."""
         self.before_exit: Callable[[], object] = lambda: None
-        """Called before the process is ended from here: to write out what was logged."""
+        """Called before the process is ended here, to write out the log."""
         self._parent: ParentChannel | None = None
         self._runs_suspects = False
         self._run_guard = RunGuard("this group", self.clock)
@@ -98,20 +98,20 @@ class LoopGroup:
 
     @property
     def draining(self) -> bool:
-        """Whether it takes nothing any more, for a while or for good."""
+        """Whether the group claims no more messages, until `resume` or for good."""
         return self._draining or self._is_stopping
 
     @property
     def health_address(self) -> tuple[str, int] | None:
-        """Where the health port really is; None if there is none at present."""
+        """The address of the health port; None while it is closed."""
         return None if self._group_run is None else self._group_run.health_address
 
     def shutdown(self, *, timeout: float | None = None) -> bool:
-        """Stop all loops and have `run` return; whether all did in their time. `timeout` caps every
-        loop's own limit.
+        """Stop all loops and let `run` return. Returns whether all stopped in time. `timeout` caps
+        the limit of every loop.
 
-        Before the first run: that one returns at once. From a loop's own thread it cannot wait, and
-        returns False.
+        Before the first run, that run returns at once. Called from the thread of a loop it cannot
+        wait, and returns False.
         """
         run_handle = self._run_guard.request_stop(Deadline.after(timeout, self.clock))
         if run_handle is None:
@@ -121,15 +121,15 @@ class LoopGroup:
         return run_handle.wait_ended(None)
 
     def drain(self) -> None:
-        """Take nothing more and hand back what was not begun, until `resume` or the end of the run;
-        what runs goes on, and the process stays. Before a run: it begins so.
+        """Claim no more messages, and release those that have not begun, until `resume` or the end
+        of the run. Running handlers go on. Before a run, the run begins drained.
         """
         self._draining = True
         self._forward("drain")
         self.events.emit(GroupDraining())
 
     def resume(self) -> None:
-        """Take messages again; nothing once it is being stopped."""
+        """Claim messages again. Has no effect while the group stops."""
         if self._is_stopping:
             return
         self._draining = False
@@ -137,9 +137,9 @@ class LoopGroup:
         self.events.emit(GroupResumed())
 
     def set_parent(self, parent: ParentChannel, *, runs_suspects: bool = False) -> None:
-        """Have this parent renew the leases and answer for health: for worker processes of ours,
-        before `run`. With `runs_suspects` it runs the suspects of its loops alone, one at a time,
-        and ends when there are none.
+        """Let this parent renew the leases and serve health. For worker processes, before `run`.
+        With `runs_suspects` the group runs only suspects, one at a time, and ends when there are
+        none.
         """
         self._parent = parent
         self._runs_suspects = runs_suspects
@@ -164,7 +164,7 @@ class LoopGroup:
         visibility_timeout: float = 1800,
         wait_time_seconds: float = 30,
     ) -> None:
-        """Run the loops until all have ended; blocks. With `install_signals`, SIGTERM and SIGINT
+        """Run the loops until all have ended. Blocks. With `install_signals`, SIGTERM and SIGINT
         stop it, SIGUSR1 drains it, and SIGUSR2 writes all stacks to the crash file.
         """
         timeouts = self._timeouts(visibility=visibility_timeout, wait=wait_time_seconds)
@@ -248,7 +248,7 @@ class LoopGroup:
 
 @contextmanager
 def _shutdown_coordinator(events: Events) -> Iterator[ShutdownCoordinator]:
-    """The installed one; if there is none, one for as long as this takes."""
+    """The installed coordinator, else a temporary one."""
     present = ShutdownCoordinator.get()
     coordinator = present or ShutdownCoordinator.install(events=events)
     try:
@@ -296,5 +296,5 @@ def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
 
 
 def _unused_name(taken: Sequence[str], name: str) -> str:
-    """That name, or one that begins like it, if somebody else is called so."""
+    """The name, with a suffix if another loop has it."""
     return name if name not in taken else _unused_name(taken, f"{name}-unnamed")

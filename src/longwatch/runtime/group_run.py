@@ -1,10 +1,10 @@
 """One run of a group of loops.
 
-The story of a run
-    signals are caught → the health port is open → every loop has its thread → the watchdog watches
-    → whoever supervises us is told … somebody asks for the end, a loop crashes, or all loops are
-    done … not ready any more → every loop is told to stop, at once, with its limit → all are waited
-    for, under the latest of these → watchdog and health end → what was caught before us is put back
+The steps of a run
+    install signal handlers → open the health port → start a thread for every loop → start the
+    watchdog → notify the supervisor … a stop is requested, a loop crashes, or all loops are done …
+    report not ready → request the stop of all loops at once, each with its limit → wait for all,
+    under the latest limit → stop watchdog and health port → restore the former signal handlers
 
 How it ends
     all stopped in time      run returns; without a signal, a parent gets the report `finished`:
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
     from longwatch.runtime.group import LoopGroup
 
 READINESS_FRACTION = 0.9
-"""Of the watchdog's threshold: a loop that is silent for longer is not ready, so that traffic
-leaves before the kill.
+"""Fraction of the watchdog threshold after which a silent loop is not ready. Traffic moves away
+before the kill.
 """
 _PARENT_KILL_MARGIN = 10.0
-"""Seconds that a parent has to end a process that stalls, before its own watchdog does."""
+"""Seconds that a parent has to kill a stalled process before the watchdog of that process does."""
 _REPORT_MARGIN = 0.25
-"""Seconds that a loop has, after its limit, to say that it did not make it."""
+"""Seconds after its limit in which a loop reports that it did not stop."""
 
 
 class GroupRun:
-    """One run of a group, from the first thread to the last.
+    """One run of a group, from its first thread to its last.
 
-    Other threads may read `is_stopping` and `health_address`; only the thread of `run` changes
+    Other threads may read `is_stopping` and `health_address`. Only the thread of `run` changes
     them.
     """
 
@@ -97,8 +97,8 @@ class GroupRun:
         )
 
     def run(self, *, visibility_timeout: float, wait_time_seconds: float) -> None:
-        """Open, start, wait, stop, report. Blocks; raises the error of the first loop that
-        crashed.
+        """Open, start, wait, stop, report. Blocks. Raises the error of the first loop
+        that crashed.
         """
         if self._group.draining:
             for runner in self._runners:
@@ -117,12 +117,12 @@ class GroupRun:
 
     @property
     def health_address(self) -> tuple[str, int] | None:
-        """Where the health port really is; None if there is none at present."""
+        """The address of the health port; None while it is closed."""
         return None if self._health_server is None else self._health_server.address
 
     @contextmanager
     def _stopping_loops(self) -> Iterator[None]:
-        """Whatever comes in between, no loop is left running that could be stopped."""
+        """Stop all loops at the end of the block, whatever is raised inside."""
         reason = "failed"
         try:
             yield
@@ -160,7 +160,7 @@ class GroupRun:
         return runners
 
     def _open(self, undo: ExitStack) -> None:
-        """What has to be there before anything runs; what cannot be had is told now."""
+        """Open the ports and files that the run needs. Raises before any loop starts."""
         self._open_crash_file()
         stacks_signal = signal.SIGUSR2 if self._coordinator is not None else None
         undo.callback(self._crash_file.close, signum=stacks_signal)
@@ -178,8 +178,8 @@ class GroupRun:
             self._start_health_server(undo, self._group.health_port)
 
     def _open_crash_file(self) -> None:
-        """Where it was asked for, else where every user can have one: nothing should fail
-        because its last words have no place.
+        """Open the crash file at its configured path, else in the runtime directory: a run must
+        not fail for want of one.
         """
         try:
             self._crash_file.open()
@@ -228,7 +228,7 @@ class GroupRun:
         undo.callback(reporter.stop)
 
     def _before_kill(self, stalls: Sequence[BeatAge]) -> None:
-        """Only those that are silent are to blame, and whoever supervises us learns why we go."""
+        """Blame only the silent loops, and report the reason to the supervisor of this process."""
         threshold = self._group.watchdog_threshold or 0.0
         for runner in self._runners:
             runner.blame_only_stalled(threshold)
@@ -257,8 +257,8 @@ class GroupRun:
     # --- between ---
 
     def _wait(self) -> None:
-        """Wait until a stop is requested, a loop has crashed, all are done, or there are no
-        suspects left in a process that runs only those.
+        """Wait until a stop is requested, a loop crashes or all loops are done. In a process for
+        suspects also until none is left.
         """
         stop_listening = self._run_handle.stop_requested.subscribe(self._changed.set)
         idle_end = (
@@ -284,7 +284,7 @@ class GroupRun:
     # --- ending ---
 
     def _stop_loops(self, reason: str) -> None:
-        """Tell all, then wait for all: three slow loops take the time of the slowest."""
+        """Ask all loops to stop, then wait for all. Slow loops stop side by side."""
         self.is_stopping = True
         self._events.emit(GroupStopping(reason=reason))
         self._notifier.stopping()
@@ -336,7 +336,7 @@ class GroupRun:
         return self._coordinator is not None and self._coordinator.signal is not None
 
     def _fail_overdue(self, overdue: Sequence[str]) -> None:
-        """Loops that did not stop: nothing joins them, nothing waits for them."""
+        """Fail because of loops that did not stop. Their threads are not joined."""
         message = f"{', '.join(overdue)} did not stop in time; see {self._crash_file.path}"
         if self._coordinator is None:
             why = next((runner.error for runner in self._runners if runner.has_crashed), None)

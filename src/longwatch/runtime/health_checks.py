@@ -1,6 +1,4 @@
-"""What a group knows about its own health: is it live, is it ready, has it started, and which
-loop does not beat?
-"""
+"""The health checks of a group: live, ready, started, and which loops do not beat."""
 
 from __future__ import annotations
 
@@ -21,13 +19,13 @@ from longwatch.mailbox.records import MailboxStats
 from longwatch.runtime.loop_runner import LoopRunner
 
 Gauge = tuple[str, tuple[str, ...], float]
-"""The name of a metric, the values of its labels, and its number."""
+"""The name of a metric, its label values, and its number."""
 _READINESS = frozenset({Aspect.READY})
 
 
 class GroupHealth:
-    """The checks of a group. `stale_after` is when a loop is not ready any more,
-    `not_live_after` when it is not even live: then the watchdog has failed, too. None: never.
+    """The health checks of a group. A loop silent for `stale_after` is not ready. A loop silent for
+    `not_live_after` is not live: the watchdog has failed. None: never.
     """
 
     def __init__(  # noqa: PLR0913 - the members and what is asked of them, each by name
@@ -60,11 +58,11 @@ class GroupHealth:
             yield HealthCheck(f"store {number}", partial(_check_store, loop), _READINESS)
 
     def readiness(self) -> HealthReport:
-        """What can be said without asking a store."""
+        """The readiness report, without the checks that ask a store."""
         return self._quick_health.report(Aspect.READY)
 
     def beat_ages(self) -> list[BeatAge]:
-        """How long each loop that runs has given no beat."""
+        """The seconds since the last beat of each running loop."""
         return [
             BeatAge(runner.name, age)
             for runner in self.runners
@@ -72,13 +70,13 @@ class GroupHealth:
         ]
 
     def all_beating(self) -> bool:
-        """Whether every loop that runs beats."""
+        """Whether every running loop beats."""
         return self._stale_after is None or all(
             age <= self._stale_after for _, age in self.beat_ages()
         )
 
     def emit_changes(self) -> None:
-        """Tell of the loops that have become stale, and of those that are not any more."""
+        """Emit an event for each loop that became stale, and for each that beats again."""
         if self._stale_after is None:
             return
         stale = {name: age for name, age in self.beat_ages() if age > self._stale_after}
@@ -91,7 +89,7 @@ class GroupHealth:
         self._degraded = set(stale)
 
     def gauges(self) -> list[Gauge]:
-        """What can be said without asking a store."""
+        """The gauges that need no store."""
         found: list[Gauge] = []
         for runner in self.runners:
             age = runner.elapsed()
@@ -102,15 +100,13 @@ class GroupHealth:
         return found
 
     def all_gauges(self) -> list[Gauge]:
-        """And whether all are ready, and how the mailboxes stand."""
+        """All gauges: also whether everything is ready, and the state of the mailboxes."""
         found: list[Gauge] = [
             ("longwatch_health_ready", (), float(self.readiness().ok)),
             *self.gauges(),
         ]
         for mailbox in self._mailboxes():
-            with suppress(
-                MailboxError, StoreError
-            ):  # one that cannot be asked has no gauges, the others have theirs
+            with suppress(MailboxError, StoreError):  # a store that does not answer has no gauges
                 found += mailbox_gauges(mailbox.name, mailbox.stats())
         return found
 
@@ -145,7 +141,7 @@ class GroupHealth:
         )
 
     def _mailboxes(self) -> list[Mailbox[Any]]:
-        """Those that the loops take from."""
+        """The mailboxes that the loops claim from."""
         found = (getattr(runner.loop, "requests", None) for runner in self.runners)
         return [requests for requests in found if isinstance(requests, Mailbox)]
 
@@ -158,7 +154,7 @@ class GroupHealth:
 
 
 def mailbox_gauges(name: str, stats: MailboxStats) -> list[Gauge]:
-    """How a mailbox stands."""
+    """The gauges of a mailbox."""
     shown = {
         "ready": stats.ready,
         "delayed": stats.delayed,

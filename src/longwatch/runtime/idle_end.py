@@ -18,7 +18,9 @@ CHECK_SECONDS = 0.2
 
 
 class IdleEnd:
-    """Decides by the state of the loops, which is looked at every `CHECK_SECONDS`."""
+    """Decides from the state of the loops, checked every `CHECK_SECONDS`, whether the process may
+    end.
+    """
 
     def __init__(self, loops: Sequence[Runnable], clock: Clock) -> None:
         self._loops = loops

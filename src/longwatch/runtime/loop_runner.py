@@ -1,4 +1,4 @@
-"""One loop in a group: from the start of its thread to the end of its run."""
+"""Runs one loop of a group in a thread, from its start to its end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.service import Runnable
 
 _STOP_POLL_SECONDS = 0.05
-"""Seconds in which a loop that has stopped is over."""
+"""Seconds between two stop requests to a loop whose thread has not ended."""
 
 
 class LoopRunner:
-    """Runs a loop in a thread of its own, once. `on_change` is called when its run has begun and
-    when it is over.
+    """Runs a loop once, in its own thread. Calls `on_change` when the run begins and when it ends.
 
-    `is_running`: its run is under way, so its beats count. It beats once before that, so that no
-    earlier time counts.
+    While `is_running` is true the beats of the loop count. The loop beats once before that, so that
+    no earlier time counts.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class LoopRunner:
         self.has_started = False
         self.error: BaseException | None = None
         self.ended_at = -inf
-        """When its run ended; -inf before that."""
+        """The time at which the run ended; -inf before that."""
         self._clock = clock
         self._events = events
         self._on_change = on_change
@@ -51,12 +50,12 @@ class LoopRunner:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing of it runs: it has ended, or was never started."""
+        """Whether the loop has ended or was never started."""
         return self._thread is None or self._thread.done.is_set()
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it is still there, or had to leave work behind."""
+        """Whether the loop still runs, or left work behind."""
         return not self.is_finished or isinstance(self.error, ShutdownTimeoutError)
 
     @property
@@ -74,7 +73,7 @@ class LoopRunner:
         return int(getattr(self.loop, "held_count", 0))
 
     def elapsed(self) -> float | None:
-        """Seconds since its last beat; None while nothing is known about it."""
+        """Seconds since the last beat; None before the first."""
         heartbeat = self._heartbeat
         return heartbeat.elapsed() if self.is_running and heartbeat is not None else None
 
@@ -83,7 +82,7 @@ class LoopRunner:
         self._thread.start()
 
     def request_stop(self, timeout: float) -> BackgroundThread:
-        """Have it stop within so long; in a thread of its own, because it blocks."""
+        """Stop the loop within so many seconds, in a background thread, because stopping blocks."""
         deadline = Deadline.after(timeout, self._clock)
         stopping = BackgroundThread(lambda: self._stop(deadline), name=f"stop-{self.name}")
         stopping.start(inline_fallback=True)
@@ -93,7 +92,7 @@ class LoopRunner:
         return self._thread is None or self._thread.wait(self._clock, deadline)
 
     def forward(self, action: str) -> None:
-        """`drain` or `resume`, if the loop knows that."""
+        """Call `drain` or `resume` of the loop, if it has that method."""
         method = getattr(self.loop, action, None)
         if method is not None:
             method()
@@ -104,8 +103,8 @@ class LoopRunner:
             blame(threshold)
 
     def _stop(self, deadline: Deadline) -> None:
-        """Once more if it was about to begin: to one that does not run yet, and has run before,
-        a shutdown means nothing.
+        """Stop the loop. Repeats the call if the run was about to begin: a shutdown between two
+        runs has no effect.
         """
         assert self._thread is not None
         while self.loop.shutdown(timeout=deadline.remaining() or 0.0):

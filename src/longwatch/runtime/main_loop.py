@@ -1,4 +1,4 @@
-"""A loop over a mailbox: your `handle` for every message, on the slots of the work engine."""
+"""A loop over a mailbox that calls `handle` for every message."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ _REQUEST, _OUTPUT = 0, 1
 
 
 class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
-    """Takes messages from `requests`, has `handle` work on them, and sends what that returns to
-    where the sender said, else to `responses`, else nowhere. `concurrency` of them at a time.
+    """Claims messages from `requests`, calls `handle` for each, and sends the output as a reply. It
+    runs `concurrency` messages at a time. The reply goes to the `reply_to` of the message, else to
+    `responses`, else nowhere.
 
-    A subclass writes `handle`. What it takes is the class's type argument, `class
-    Pages(MainLoop[Url, Page])`, or `request_type`. `retry` spaces the tries of a message whose
-    handler raises. Making one starts nothing and opens nothing.
+    A subclass writes `handle`. The type of its requests is the first type argument, `class
+    Pages(MainLoop[Url, Page])`, or `request_type`. `retry` is the backoff between attempts of a
+    message whose handler raises. The constructor starts and opens nothing.
     """
 
     def __init__(  # noqa: PLR0913 - the contract
@@ -66,7 +67,9 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
 
     @abstractmethod
     def handle(self, request: RequestT, context: MainLoopContext) -> Any:
-        """Work on one request; what it returns is the answer. `async def` is fine too."""
+        """Handle one request and return the output, which is sent as the reply. May be
+        `async def`.
+        """
 
     def run(
         self,
@@ -75,12 +78,11 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         visibility_timeout: float = 300,
         wait_time_seconds: float = 20,
     ) -> None:
-        """Work until `max_iterations` polls are made, `shutdown` is called, or the mailbox is
-        closed; blocks.
+        """Run until `max_iterations` polls are made, `shutdown` is called, or the mailbox is
+        closed. Blocks.
 
-        A message is this loop's for `visibility_timeout`, and for as long again whenever that is
-        renewed, which happens while its handler beats at least that often. Under a parent the lease
-        is 15 seconds, and the parent renews it.
+        A message is leased for `visibility_timeout`. The lease is renewed as long as the handler
+        beats at least that often. Under a parent the lease is 15 seconds, and the parent renews it.
         """
         super().run(
             max_iterations=max_iterations,
@@ -92,8 +94,8 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         return f"<{type(self).__name__} {self._display_name} on {self.requests!r}>"
 
     def decode_request(self, body: Any) -> RequestT:
-        """A plain value as the request that `handle` takes; SerializationError for one that is
-        none.
+        """Convert a plain value to a request for `handle`. Raises SerializationError if that is
+        impossible.
         """
         request: RequestT = self._decoder.convert(body)
         return request
@@ -122,7 +124,7 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         )
 
     def _stop_listeners(self, run: RunHandle) -> Iterable[Callable[[], None]]:
-        """A mailbox that is closed ends the run."""
+        """Closing the mailbox ends the run."""
         return [self.requests.on_close(run.stop_requested.set)]
 
     def _policy_for(self, max_polls: int | None, visibility: float, wait: float) -> EnginePolicy:
@@ -156,8 +158,8 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
 
 
 def _type_argument(kind: Any, position: int) -> Any:
-    """What a class gives for one of MainLoop's type parameters, itself or through its bases; Any
-    where it gives nothing.
+    """The type argument that a class gives for a parameter of MainLoop, directly or in its bases;
+    Any without one.
     """
     found = _given_argument(kind, position)
     return Any if isinstance(found, TypeVar) else found

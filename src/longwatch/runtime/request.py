@@ -1,4 +1,4 @@
-"""What goes into a loop and what comes out of it, and how a body becomes the one."""
+"""Requests and results of a loop, and the decoding of message bodies to requests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ def _now() -> datetime:
 
 
 class MainLoopRequest(msgspec.Struct, Generic[RequestT], frozen=True):
-    """A request with what is known about it. `deadline` and `created_at` have a time zone."""
+    """A request with its id, deadline, time and trace. `deadline` and `created_at` have a time
+    zone.
+    """
 
     request: RequestT
     request_id: str = msgspec.field(default_factory=new_id)
     deadline: datetime | None = None
-    """When its answer is of no use any more: past that it is answered without being worked on."""
+    """The time after which the reply is useless. A later request is answered without
+    being handled.
+    """
     created_at: datetime = msgspec.field(default_factory=_now)
     trace: dict[str, str] = msgspec.field(default_factory=dict)
-    """Trace context, as it travels (`traceparent` and the like)."""
+    """The trace context: `traceparent` and other headers."""
 
     def __post_init__(self) -> None:
         for name in ("deadline", "created_at"):
@@ -43,13 +47,13 @@ class MainLoopRequest(msgspec.Struct, Generic[RequestT], frozen=True):
 
 
 class MainLoopResult(msgspec.Struct, Generic[OutputT], frozen=True):
-    """The answer to a request: its output, or what went wrong in the end."""
+    """The reply to a request: its output, or the error of its last attempt."""
 
     request_id: str
     output: OutputT | None = None
     error: str | None = None
     attempt: int = 1
-    """Which try it was."""
+    """The number of the attempt, from 1."""
     completed_at: datetime = msgspec.field(default_factory=_now)
     trace: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -62,8 +66,8 @@ _ENVELOPE_FIELDS = frozenset(MainLoopRequest.__struct_fields__)
 
 
 class RequestDecoder(Generic[RequestT]):
-    """Makes a request of a body: an envelope (a mapping with `request`, and nothing that is not
-    its own), or the request itself.
+    """Decodes message bodies to requests. A body is an envelope (a mapping with `request` and no
+    foreign keys) or the request itself.
     """
 
     def __init__(self, request_type: type[RequestT] | Any) -> None:
@@ -78,7 +82,7 @@ class RequestDecoder(Generic[RequestT]):
             ) from None
 
     def decode(self, body: Any, record: MessageRecord) -> MainLoopRequest[RequestT]:
-        """SerializationError for a body that is none of both."""
+        """Decode a body. Raises SerializationError if it is neither envelope nor request."""
         try:
             if isinstance(body, MainLoopRequest):
                 return (
@@ -101,7 +105,9 @@ class RequestDecoder(Generic[RequestT]):
         )
 
     def convert(self, body: Any) -> Any:
-        """A bare body as a request; SerializationError for one that is none."""
+        """Convert a body without envelope to a request. Raises SerializationError if that is
+        impossible.
+        """
         try:
             return body if self._type is Any else msgspec.convert(body, self._type)
         except (msgspec.ValidationError, ValueError, TypeError) as error:

@@ -48,7 +48,7 @@ HandleFunction = Callable[[Any, MainLoopContext], Any]
 
 
 class RequestRunner:
-    """Runs the messages of one loop; a Runner of the engine."""
+    """Runs the messages of one loop on the slots of the engine."""
 
     def __init__(  # noqa: PLR0913 - a loop's parts, each by name
         self,
@@ -130,8 +130,8 @@ class RequestRunner:
             ) from error
 
     def _reject_expired(self, request: MainLoopRequest[Any], work: RowContext) -> RowResult:
-        """Its deadline has passed: reply without running it. Without a reply mailbox it is
-        dead-lettered.
+        """Reply to a request whose deadline has passed, without handling it. Without a reply
+        mailbox the message is dead-lettered.
         """
         target = self._reply_target(work)
         if target is None:
@@ -152,8 +152,8 @@ class RequestRunner:
     def _failed(
         self, request: MainLoopRequest[Any], work: RowContext, error: BaseException
     ) -> None:
-        """The handler raised, and the engine decides what follows. If that was the last run, send
-        the error reply, and settle the message with it where both are in one store.
+        """Send the error reply if the handler raised in its last attempt. Where both are in one
+        store, that also settles the message.
         """
         target = self._reply_target(work)
         if target is None or work.lease_lost or isinstance(error, Release):
@@ -165,11 +165,11 @@ class RequestRunner:
         try:
             reply_and_settle(self._requests, target, result, settlement, work)
             work.forced_settlement = settlement
-        except Exception as trouble:  # noqa: BLE001 - a mailbox may be anybody's; the message is dead-lettered all the same
+        except Exception as trouble:  # noqa: BLE001 - a mailbox may be user code; the message is dead-lettered in any case
             self._emit_reply_failed(result, work, trouble, settlement)
 
     def _with_failures_left(self, claimed: ClaimedRow) -> ClaimedRow:
-        """For a backend that leaves the rule to its mailbox's limits."""
+        """The row with its remaining failures, for backends that do not compute them."""
         max_failures = self._requests.backend.limits.max_failures
         return claimed._replace(failures_left=max_failures - claimed.failures)
 
@@ -182,14 +182,14 @@ class RequestRunner:
     def _reply(
         self, target: Mailbox[Any], result: MainLoopResult[Any], done: Settlement, work: RowContext
     ) -> RowResult:
-        """Send the reply and settle. A reply that cannot be sent is a failure of the message."""
+        """Send the reply and settle the message. If the reply cannot be sent, the message fails."""
         if work.lease_lost:
             return Settlement(done.claim, RowOutcome.RELEASED)
         try:
             return reply_and_settle(self._requests, target, result, done, work)
         except _UNSENDABLE_ERRORS:
             raise
-        except Exception as error:  # noqa: BLE001 - a mailbox may be anybody's; it counts as a failure, whatever it raised
+        except Exception as error:  # noqa: BLE001 - a mailbox may be user code; every exception is a failure
             settlement = failure_settlement(
                 work,
                 self._retry,

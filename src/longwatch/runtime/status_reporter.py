@@ -1,4 +1,4 @@
-"""The pulse of a group: now and then whoever supervises it is told how it is."""
+"""Reports the state of a group, at intervals, to its parent and to systemd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT_SECONDS = 1.0
 
 @runtime_checkable
 class EventMetrics(Protocol):
-    """What counts events and can tell: `longwatch.observe.Metrics`."""
+    """Counts events and returns the counts: `longwatch.observe.Metrics`."""
 
     def __call__(self) -> str | bytes: ...
 
@@ -31,8 +31,8 @@ class EventMetrics(Protocol):
 
 
 class StatusReporter(Service):
-    """Beats for systemd or a supervisor, but only while every loop does; tells a parent how the
-    loops are; notices stale ones.
+    """Notifies systemd or a supervisor while every loop beats, reports the state of the loops to a
+    parent, and emits stale loops.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StatusReporter(Service):
         self._periodic.start()
 
     def _stop(self, deadline: Deadline) -> bool:
-        """The last word is that of the end: what was counted by then is not lost."""
+        """Send a last report, so that no count is lost."""
         stopped = self._periodic.stop(deadline=deadline)
         if stopped:
             self._report()

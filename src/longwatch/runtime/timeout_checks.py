@@ -1,4 +1,4 @@
-"""How the timeouts of a group have to stand to each other."""
+"""Checks that the timeouts of a group fit together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longwatch.errors import UsageError
 
 
 class TimeoutProblem(NamedTuple):
-    """A setting that should be another, and why."""
+    """A setting with an unsuitable value, and the reason."""
 
     setting: str
     problem: str
@@ -19,7 +19,7 @@ class TimeoutProblem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """The timeouts of one run; a `threshold` of None: nobody watches."""
+    """The timeouts of one run. A `threshold` of None: no watchdog."""
 
     threshold: float | None
     interval: float
@@ -29,7 +29,7 @@ class Timeouts:
     processing: float
 
     def validate(self) -> None:
-        """UsageError for what cannot work."""
+        """Raise UsageError for timeouts that cannot work."""
         for name in ("interval", "visibility", "processing"):
             value = getattr(self, name)
             if not (isfinite(value) and value > 0):
@@ -46,8 +46,8 @@ class Timeouts:
             )
 
     def problems(self, *, parent_renews: bool = False) -> Iterator[TimeoutProblem]:
-        """What works, and not as it is meant; each with the number that would do. Where a parent
-        keeps the leases, the visibility timeout says nothing.
+        """Yield the timeouts that work but not as intended, each with a suitable value. With
+        `parent_renews` the visibility timeout does not matter.
         """
         found = self._all_problems()
         yield from (
