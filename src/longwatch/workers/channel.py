@@ -29,12 +29,12 @@ from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES
 
 Handling = Callable[[], None]
 Accept = Callable[[Mapping[str, Any]], Handling | None]
-"""Notes a report without waiting; returns what is left to do about it, None if nothing is."""
+"""Notes a report without waiting. Returns the rest of its handling; None if it is done."""
 
 
 class WorkerChannel:
-    """A socket that workers send reports to. An error in accepting or handling one does not keep
-    the next from being read.
+    """The socket to which workers send reports. An error with one report does not keep the next
+    from being read.
     """
 
     def __init__(self, path: Path, accept: Accept) -> None:
@@ -56,7 +56,7 @@ class WorkerChannel:
         with self._lock, suppress(BlockingIOError):
             while not self._is_closing:
                 data = self._socket.recv(MAX_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
-                with suppress(Exception):  # a report that cannot be understood
+                with suppress(Exception):  # a report that cannot be parsed
                     self._handlings.put(self._accept(json.loads(data)) or _do_nothing)
 
     def close(self, clock: Clock, deadline: Deadline) -> None:
@@ -75,12 +75,12 @@ class WorkerChannel:
 
     def _handle(self) -> None:
         while (handling := self._handlings.get()) is not None:
-            with suppress(Exception):  # the next report is handled, whatever this one led to
+            with suppress(Exception):  # a failure must not keep the next report from being handled
                 handling()
 
 
 def _do_nothing() -> None:
-    """For a report that was dealt with as it was accepted."""
+    """The handling of a report that was complete when it was accepted."""
 
 
 def _bind(path: Path) -> socket.socket:

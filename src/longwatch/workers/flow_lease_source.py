@@ -1,5 +1,5 @@
-"""The attempts of worker processes, as their parent keeps them: it has none of the code that
-they compute.
+"""The claim source with which a parent renews the attempts of flow workers, without the code of
+their graphs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from longwatch.flow.claim_source import FlowClaimSource
 
 
 class FlowLeaseSource(FlowClaimSource):
-    """Renews attempts by owner, and brings back what an owner had that has ended."""
+    """Renews attempts by owner, and reclaims those of an ended owner."""
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
-        """Only what needs no graphs. Of the sweeps that come in turns this would use up one in
-        which a worker could go on with executions that it knows, and we do not.
+        """Sweep only what needs no graph. Sweeps take turns: a full sweep here would use the turn
+        of a worker that knows the graphs.
         """
         return self.sweeper.reclaim_from_dead_owners()

@@ -1,6 +1,4 @@
-"""How the worker processes of one parent are, all together: for its health port, its metrics,
-and whoever supervises it.
-"""
+"""The health and metrics of all worker processes of one parent."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ _NOT_LIVE_AFTER = 30.0
 
 
 class WorkersHealth(Service):
-    """Ready is when every process is; live when somebody looks after them. Tells systemd, if
-    that listens.
+    """Health of all workers: ready when every process is ready, live while the worker monitor runs.
+    Notifies systemd.
     """
 
     def __init__(self, monitor: WorkerMonitor, names: Sequence[str], *, clock: Clock) -> None:
@@ -60,7 +58,7 @@ class WorkersHealth(Service):
         )
 
     def exposition(self) -> bytes:
-        """What all of them count, and how their mailboxes stand."""
+        """The metrics page: the counts of all workers and the gauges of their mailboxes."""
         return exposition([*self._monitor.samples(), *self._gauges()])
 
     # --- the service contract ---
@@ -124,8 +122,8 @@ class WorkersHealth(Service):
 
 
 def mailbox_samples(monitor: WorkerMonitor) -> Iterator[MetricSample]:
-    """The gauges of the mailboxes that workers have leases in. Blocks on their stores; mailboxes
-    whose store does not answer are left out.
+    """The gauges of the mailboxes that workers claim from. Blocks on their stores. Mailboxes whose
+    store does not answer are left out.
     """
     for name, source in monitor.mailbox_sources():
         try:

@@ -1,5 +1,5 @@
-"""`module:name`, as it is written on the command line and in longwatch.toml: the group that
-worker processes run.
+"""Loads `module:name`, as the command line and longwatch.toml write it: the group that
+workers run.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from longwatch.runtime.group import LoopGroup
 from longwatch.workers.preflight import split_import_path
 
 FLOW_WORK_VARIABLE = "LONGWATCH_FLOW_WORK"
-"""The variable that says that the target is a Flow, and what its worker is told: of `longwatch
-flow work`.
-"""
+"""The variable with the settings of `longwatch flow work`. It means that the target is a Flow."""
 
 
 def load_group(import_path: str) -> LoopGroup:
-    """Import it: a LoopGroup, a loop, a Flow, a list of these two, or a function without arguments
-    that returns one of these.
+    """Import a group: a LoopGroup, a loop, a Flow, a list of loops and Flows, or a function without
+    arguments that returns one.
 
-    The present directory is where modules are looked for first, as for `python app.py`.
+    Modules are searched in the present directory first, as for `python app.py`.
     """
-    settings = os.environ.pop(
-        FLOW_WORK_VARIABLE, None
-    )  # it is this process's alone, not its children's
+    settings = os.environ.pop(FLOW_WORK_VARIABLE, None)  # for this process, not for its children
     found = load_object(import_path)
     if callable(found) and not (isinstance(found, LoopGroup) or _is_loop(found)):
         found = found()
@@ -48,7 +44,9 @@ def load_group(import_path: str) -> LoopGroup:
 
 
 def load_object(import_path: str) -> Any:
-    """Whatever `module:name` names; UsageError, with the nearest name, if it names nothing."""
+    """Import the object that `module:name` names. Raises UsageError with the nearest name if there
+    is none.
+    """
     module_name, name = split_import_path(import_path)
     if os.getcwd() not in sys.path:  # noqa: PTH109 - as it stands in sys.path
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
@@ -56,7 +54,9 @@ def load_object(import_path: str) -> Any:
 
 
 def is_flow(found: Any) -> bool:
-    """Whoever has one has loaded its module."""
+    """Whether the object is a Flow. Its module is loaded if so, hence it need not be
+    imported here.
+    """
     module = sys.modules.get("longwatch.flow.flow")
     return module is not None and isinstance(found, module.Flow)
 
@@ -78,8 +78,8 @@ def require_flow(found: Any, import_path: str, *, otherwise: str = "") -> Any:
 
 @contextmanager
 def user_code_errors(import_path: str) -> Iterator[None]:
-    """What somebody's code raises is told by the name that was asked for, and where it was;
-    UsageError.
+    """Turn exceptions of user code into a UsageError with the import path, the error and its
+    location.
     """
     try:
         yield
@@ -152,5 +152,5 @@ def _as_group(found: Any, import_path: str) -> LoopGroup:
 
 
 def _is_loop(found: Any) -> bool:
-    """A class has everything that its loops have, and is none."""
+    """Whether the object is a loop, and not the class of one."""
     return isinstance(found, Runnable) and not isinstance(found, type)

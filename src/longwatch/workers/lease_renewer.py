@@ -37,8 +37,8 @@ def open_claim_source(
     *,
     events: Events | None = None,
 ) -> ClaimSource:
-    """The source that `ClaimSource.locator` of another process names; `stores` are the open
-    ones, by URL. `events`: where its sweeps emit what they abandon.
+    """Open the claim source that `ClaimSource.locator` of another process names. `stores` are the
+    open stores by URL. Sweeps emit to `events`.
     """
     if locator.get("kind") != FLOW_KIND:
         return open_source(locator, stores)
@@ -51,7 +51,7 @@ def open_claim_source(
 
 
 class WorkerLeaseRenewer(Service):
-    """Renews the leases in one store that are due, one owner after another. `add` and `remove`
+    """Renews the leases in one store when they are due, one owner after another. `add` and `remove`
     are thread-safe.
     """
 
@@ -79,7 +79,7 @@ class WorkerLeaseRenewer(Service):
         self._periodic.wake()
 
     def remove(self, leases: EngineLeases) -> None:
-        """Stop renewing these; a renewal under way is not waited for."""
+        """Stop renewing these leases. Does not wait for a renewal under way."""
         with self._lock:
             self._leases.pop(leases.owner, None)
 
@@ -100,7 +100,7 @@ class WorkerLeaseRenewer(Service):
                 return
 
     def _renew(self, leases: EngineLeases) -> bool:
-        """Whether the store has confirmed it."""
+        """Renew the leases; whether the store has confirmed it."""
         requested_at = self._clock.boottime()
         rows = self._renewal_call.run(lambda: leases.renew(requested_at))
         if rows:

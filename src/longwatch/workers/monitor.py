@@ -73,25 +73,25 @@ from longwatch.workers.worker_record import EngineLeases, RowPlace, SilentRows, 
 CHECK_INTERVAL = 1.0
 _MAX_EARLY_MESSAGES = 64
 _PARENT_SERIAL = 0
-"""Stands for this process among those whose counts are merged."""
+"""The number of this process among those whose counts are merged."""
 _LATE_SECONDS = 5.0
-"""A check that is so many seconds late was held up with the whole machine: workers get one more
+"""A check this many seconds late means that the whole machine was held up. Workers get one more
 round to beat.
 """
 
 
 def _run_nothing(_: object) -> None:
-    """Where no process can be started for suspects."""
+    """Does nothing: the default where no process can be started for suspects."""
 
 
 class WorkerMonitor(Service, ProgramListener, EndJudge):
     """Monitors the workers among the programs of a supervisor.
 
-    `kill_worker` has the supervisor kill a process, by pid, for a reason. `run_on_demand` has it
-    run processes for suspects. `on_worker_active` is
-    called, from any thread, when a worker runs its loops and when an ended worker has left rows: in
-    both cases its process has come to its work. Starts and ends arrive as calls of a
-    `ProgramListener`; `observe` only counts events for the metrics.
+    `kill_worker` has the supervisor kill a process, by pid, with a reason. `run_on_demand` has it
+    run processes for suspects. `on_worker_active` is called, from any thread, when a worker runs
+    its loops and when an ended worker has left rows: in both cases the process has begun its work.
+    The supervisor reports starts and ends as calls of `ProgramListener`. `observe` only counts
+    events for the metrics.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
     # --- for metrics and health ---
 
     def observe(self, event: Event) -> None:
-        """Count an event. An observer: nothing is done about it."""
+        """Count an event for the metrics."""
         self._counters(event)
 
     def workers(self) -> list[WorkerRecord]:
@@ -154,7 +154,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
             return self._merged.samples()
 
     def mailbox_sources(self) -> Iterable[tuple[str, Any]]:
-        """The mailboxes that workers have leases in, by name."""
+        """The claim sources of the mailboxes that workers claim from, by mailbox name."""
         leases = (
             each for worker in self.workers() for each in tuple(worker.engine_leases.values())
         )
@@ -208,8 +208,8 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
             ).start(inline_fallback=True)
 
     def end_facts(self, plan: ProgramPlan, pid: int) -> EndFacts | None:
-        """The facts about a worker that has ended and was not removed yet; reads what it reported
-        last. None for one that does not report: it runs as another user.
+        """The facts about a worker that has ended and was not removed yet, after reading its last
+        reports. None for a worker of another user, which does not report.
         """
         if PARENT_SOCKET_VARIABLE not in plan.process.env:
             return None
@@ -241,7 +241,9 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
                 leases.page.blame_only(())
 
     def _add_worker(self, worker: WorkerRecord) -> None:
-        """Handle what a quick worker reported before the supervisor reported its start."""
+        """Add a worker, and handle the reports that it sent before the supervisor reported its
+        start.
+        """
         with self._lock:
             self._workers[worker.pid] = worker
             messages = [message for message in self._early_messages if message["pid"] == worker.pid]
@@ -249,7 +251,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
                 message for message in self._early_messages if message["pid"] != worker.pid
             ]
             for message in messages:
-                with suppress(Exception):  # a report that cannot be understood
+                with suppress(Exception):  # a report that cannot be parsed
                     worker.accept(message)
         if messages:
             BackgroundThread(
@@ -260,7 +262,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
 
     def _handle_all(self, worker: WorkerRecord, messages: Iterable[Mapping[str, Any]]) -> None:
         for message in messages:
-            with suppress(Exception):  # the next one is handled, whatever this one led to
+            with suppress(Exception):  # a failure must not keep the next one from being handled
                 self._handle(worker, message)
 
     def _remove_worker(self, pid: int) -> WorkerRecord | None:
@@ -273,9 +275,8 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
 
     def _reclaim(self, worker: WorkerRecord, *late: EngineLeases) -> None:
         """Sweep the rows of an ended worker, so that others can claim them now. Not if its lease
-        has ended unrenewed: after a suspend those of the other workers have, too, and are about to
-        be renewed. `late`: leases that were reported at its end; another thread may have reclaimed
-        from this worker without them.
+        has lapsed: after a suspend the leases of all workers have, and they are about to be
+        renewed. `late` are leases reported at its end, which another thread may have missed.
         """
         sources = []
         for leases in {*worker.engine_leases.values(), *late}:
@@ -299,12 +300,12 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
     # --- reports of workers ---
 
     def _accept(self, message: Mapping[str, Any]) -> Handling | None:
-        """Note a report, and return how it is handled; never waits."""
+        """Note a report without waiting, and return its handling."""
         pid = int(message["pid"])
         with self._lock:
             worker = self._workers.get(pid)
             if worker is not None:
-                with suppress(Exception):  # it is handled, whatever can be noted of it
+                with suppress(Exception):  # it is handled even if nothing can be noted
                     worker.accept(message)
                 return partial(self._handle, worker, message)
             ended = self._find_recently_ended(pid) if message["about"] == "state" else None
@@ -440,7 +441,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
 def _row_names(
     worker: WorkerRecord, silent_rows: SilentRows, *, are_messages: bool
 ) -> tuple[str, ...]:
-    """What users call the silent rows, as far as the stores answer."""
+    """The message ids and computations of the silent rows, as far as the stores answer."""
     names: list[str] = []
     for leases in tuple(worker.engine_leases.values()):
         rows = silent_rows.get(leases.owner, {}).keys() - {0}

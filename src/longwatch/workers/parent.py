@@ -25,11 +25,11 @@ from longwatch.workers.suspects import Plans
 
 
 class WorkerParent(Service):
-    """Monitors the workers of one supervisor. Their crash files go below `state`. Without
-    `counts_events`, the metrics of its monitor are those of the workers alone.
+    """Monitors the workers of one supervisor. Their crash files are below `state`. Without
+    `counts_events` the metrics of its monitor contain only those of the workers.
 
-    `attach` connects it with the supervisor: after the plans were made, which need
-    `environment_for`, and before the supervisor starts them.
+    Call `attach` after the plans were made, which need `environment_for`, and before the supervisor
+    starts them.
     """
 
     def __init__(  # noqa: PLR0913 - a parent and its surroundings, two of them optional
@@ -59,7 +59,7 @@ class WorkerParent(Service):
             events.subscribe(self.monitor.observe)
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Monitor the workers of this supervisor, and have it kill those that stall."""
+        """Monitor the workers of this supervisor, and let it kill stalled ones."""
         self._supervisor = supervisor
         supervisor.add_listener(self.monitor)
         supervisor.set_end_judge(self.monitor)
@@ -93,7 +93,7 @@ class WorkerParent(Service):
             self._supervisor.run_on_demand(choose)
 
     def _socket_path(self) -> Path:
-        """The socket that workers report to; opened when the first of them needs it."""
+        """The socket that workers report to. Opened for the first worker."""
         if self._socket_directory is None:
             self._socket_directory = SocketDirectory.create()
             self.monitor.open_channel(self._socket_directory.path / "line")

@@ -1,5 +1,5 @@
-"""A look at a group before anything is started: in a process of its own, because importing it is
-running somebody's code.
+"""Inspects a group before anything is started. It runs in a separate process, because importing a
+group runs user code.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from longwatch.errors import UsageError
 from longwatch.host.identity import Identity
 
 WORKER_MODULE = "longwatch.workers.worker_process"
-"""What a worker process runs."""
+"""The module that a worker process runs."""
 LOG_FORMAT, LOG_LEVEL = "LONGWATCH_LOG_FORMAT", "LONGWATCH_LOG_LEVEL"
-"""The variables that tell it how to log."""
+"""The variables with the log settings of a worker process."""
 GROUP_INFO_PREFIX = "longwatch-group "
-"""What the line begins with that says what the group is, whatever else the code says that is
-imported.
+"""The beginning of the line with the facts of the group. It tells that line from other output of
+the imported code.
 """
 _IMPORT_TIMEOUT = 60.0
-"""Seconds that importing may take."""
+"""Seconds that the import may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInfo:
-    """What a parent has to know of a group."""
+    """The facts about a group that its parent needs."""
 
     loops: tuple[str, ...]
     health_host: str
@@ -41,7 +41,7 @@ class GroupInfo:
 
 
 def split_import_path(import_path: str) -> tuple[str, str]:
-    """The module and the name in it; UsageError for what is none of both."""
+    """Split an import path into module and name. Raises UsageError if it is none."""
     module, colon, name = import_path.partition(":")
     parts = [*module.split("."), *name.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
@@ -54,9 +54,8 @@ def split_import_path(import_path: str) -> tuple[str, str]:
 def inspect_group(
     import_path: str, *, cwd: Path, env: Mapping[str, str], identity: Identity | None = None
 ) -> GroupInfo:
-    """The facts of the group, imported as the user that will run it; UsageError if it cannot be
-    imported, or is none. The traceback of the group's own code is a note of the error, which
-    `--debug` shows.
+    """Import the group as the user that will run it, and return its facts. Raises UsageError if
+    that fails. The traceback of user code is a note of the error, which `--debug` shows.
     """
     split_import_path(import_path)
     command = [sys.executable, "-m", WORKER_MODULE, "check", import_path]
@@ -96,7 +95,7 @@ def inspect_group(
 
 
 def _parse_group_info(output: bytes) -> dict[str, Any] | None:
-    """What it says of the group; None if it did not come so far."""
+    """Parse the facts of the group from the output; None without them."""
     lines = output.decode(errors="replace").splitlines()
     found = next((line for line in reversed(lines) if line.startswith(GROUP_INFO_PREFIX)), None)
     return None if found is None else dict(json.loads(found.removeprefix(GROUP_INFO_PREFIX)))

@@ -1,5 +1,5 @@
-"""What a worker process is doing, saved before it is killed: its stacks if it can write them,
-else what the kernel knows.
+"""Saves what a worker process is doing before it is killed: its stacks, else what the
+kernel knows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from longwatch.core.deadline import Deadline
 from longwatch.host.background_thread import BackgroundThread
 
 SAVE_TIMEOUT = 10.0
-"""More than it takes a process to write its stacks."""
+"""Seconds to save stacks; more than a process needs to write them."""
 _POLL_INTERVAL = 0.02
 _MAX_POLLS = 50
 
 
 def save_stacks(pid: int, crash_file: Path | None, reason: str, clock: Clock) -> None:
-    """Add to its crash file why it goes, and what it does. A disk that does not answer holds this
-    up for `SAVE_TIMEOUT` seconds.
+    """Append to the crash file why the process is killed, and its stacks. A disk that does not
+    answer holds this up for `SAVE_TIMEOUT` seconds.
 
-    It is asked by SIGUSR2 only if it has a handler for that, whose default action would kill it
-    without a word. One that is stopped cannot answer: of that the kernel's view is kept.
+    SIGUSR2 asks for the stacks, but only if the process handles it: the default action would kill
+    it. A stopped process cannot answer, so its state in the kernel is saved.
     """
     if crash_file is None:
         return
@@ -38,7 +38,7 @@ def save_stacks(pid: int, crash_file: Path | None, reason: str, clock: Clock) ->
         report_errors=True,
     )
     saving.start()
-    real_clock = SystemClock()  # a disk is waited for, nothing of ours
+    real_clock = SystemClock()  # the wait is for the disk: a fake clock does not apply
     if not saving.wait(real_clock, Deadline.after(SAVE_TIMEOUT, real_clock)):
         is_late.set()
 
@@ -60,19 +60,19 @@ def _save_stacks(
 
 
 def freeze(pid: int, clock: Clock) -> None:
-    """Have it change nothing any more; waits until it is stopped, for a while."""
+    """Stop the process with SIGSTOP, and wait for a while until it is stopped."""
     with suppress(OSError):
         os.kill(pid, signal.SIGSTOP)
     _wait_until(lambda: is_stopped(_read(pid, "status")), clock)
 
 
 def is_stopped(status: str) -> bool:
-    """Whether a process is, by its /proc/PID/status."""
+    """Whether a process is stopped, according to its /proc/PID/status."""
     return _field(status, "State")[:1] in {"T", "t", "Z", ""}
 
 
 def _request_stacks(pid: int, crash_file: Path, clock: Clock) -> bool:
-    """Ask for the stacks; whether they came."""
+    """Ask the process for its stacks; whether they arrived."""
     before = _size(crash_file)
     with suppress(OSError):
         os.kill(pid, signal.SIGUSR2)
@@ -85,7 +85,7 @@ def _request_stacks(pid: int, crash_file: Path, clock: Clock) -> bool:
 
 
 def _size(path: Path) -> int:
-    """0 if somebody has removed it."""
+    """The size of the file; 0 if it was removed."""
     try:
         return path.stat().st_size
     except OSError:

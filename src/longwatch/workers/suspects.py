@@ -48,15 +48,15 @@ from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 
 Plans = Mapping[str, ProgramPlan]
 RunOnDemand = Callable[[Callable[[Plans], Iterable[ProgramPlan]]], None]
-"""As `Supervisor.run_on_demand`."""
+"""The type of `Supervisor.run_on_demand`."""
 REPORT_LIFETIME = 3.0
-"""Seconds for which a report counts; it is repeated three times as often."""
+"""Seconds for which a report counts. Workers repeat it three times as often."""
 _START_BACKOFF = BackoffPolicy(initial=1.0, factor=2.0, cap=30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectReport:
-    """That so many suspects are free in one place, seen by a worker that runs `slots` rows."""
+    """A report that so many suspects are free in one place, from a worker with `slots` slots."""
 
     program: str
     place: tuple[str, str]
@@ -91,7 +91,9 @@ class SuspectProcesses:
         self._group_of: dict[str, str] = {}
 
     def handle(self, report: SuspectReport) -> None:
-        """Start what this report asks for. Blocks until the supervisor has done so."""
+        """Start the processes that this report asks for. Blocks until the supervisor
+        has done so.
+        """
         with self._lock:
             self._reports[report.program, report.place] = report
             oldest = report.at - REPORT_LIFETIME
@@ -108,7 +110,7 @@ class SuspectProcesses:
             )
 
     def ended(self, program: str, *, has_joined: bool) -> None:
-        """A process that was started here has ended."""
+        """Record the end of a process that was started here."""
         with self._lock:
             group = self._group_of.get(program, "")
             backoff = self._backoffs[group]
@@ -120,7 +122,7 @@ class SuspectProcesses:
     def _choose(
         self, plans: Plans, program: str, reports: Iterable[SuspectReport], busy: set[str]
     ) -> Iterable[ProgramPlan]:
-        """The plans to run, given those that run; called on the supervisor's loop."""
+        """The plans to start, given the plans that run. Called on the supervisor's loop."""
         plan = plans.get(program)
         if plan is None or self._clock.monotonic() < self._not_before.get(plan.group, -inf):
             return ()
@@ -137,8 +139,8 @@ def missing_processes(
     reports: Iterable[SuspectReport],
     busy: set[str],
 ) -> Iterator[ProgramPlan]:
-    """The plans of the processes that the reports of a worker's programs ask for and that do not
-    run; `plan` is one of its ordinary programs.
+    """The plans of processes that the reports of a worker ask for and that do not run. `plan` is
+    one of its ordinary programs.
     """
     running = {each.name for each in of_group if each.on_demand}
     ordinary = {each.name for each in of_group if not each.on_demand}
@@ -155,7 +157,7 @@ def missing_processes(
 
 
 def suspect_plan(plan: ProgramPlan, name: str) -> ProgramPlan:
-    """The plan of a process for suspects, made of that of an ordinary worker process."""
+    """The plan of a process for suspects, made from the plan of an ordinary worker process."""
     env = {**plan.process.env, SUSPECTS_VARIABLE: "1"}
     return replace(
         plan,

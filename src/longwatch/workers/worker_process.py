@@ -1,9 +1,9 @@
-"""A worker process: runs one group under a parent that keeps its leases. Started by `longwatch
+"""A worker process: runs one group under a parent that renews its leases. Started by `longwatch
 worker` and `longwatch up`.
 
-`python -m longwatch.workers.worker_process check module:name` only looks at the group, and says
-what a parent has to know. With `LONGWATCH_SUSPECTS` in its environment it runs the suspects of the
-group alone (`workers.suspects`).
+`python -m longwatch.workers.worker_process check module:name` only inspects the group, and prints
+its facts. With `LONGWATCH_SUSPECTS` in its environment it runs only the suspects of the group
+(`workers.suspects`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _CLOSE_TIMEOUT = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0 for a clean end, 2 for a group that cannot be run, 1 for one that
-    crashed.
+    """Run a worker process. Returns 0 after a clean end, 2 for a group that cannot run, 1 for one
+    that crashed.
     """
     task, import_path = arguments
     if task == "check":
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, signal.valid_signals()
-        )  # Ctrl-C ends an import, whoever holds it back
+        )  # Ctrl-C ends an import even if the parent blocks it
         line = f"\n{GROUP_INFO_PREFIX}{json.dumps(_inspect(import_path))}\n"
         os.write(1, line.encode())
         return 0
@@ -57,13 +57,13 @@ def main(arguments: Sequence[str]) -> int:
             parent.report_finished()
         print(error, file=sys.stderr)  # noqa: T201 - one line, as the command line has it
         return error.exit_code
-    except Exception:  # noqa: BLE001 - user code of any kind, told in full: it is theirs to mend
+    except Exception:  # noqa: BLE001 - user code of any kind; its author needs the whole traceback
         traceback.print_exc()
         return 1
 
 
 def _inspect(import_path: str) -> dict[str, object]:
-    """The facts of the group, or why it cannot be run, in one line and as a traceback."""
+    """The facts of the group, or the reason why it cannot run: one line and a traceback."""
     try:
         return group_info(load_group(import_path))
     except LongwatchError as error:
@@ -77,9 +77,9 @@ def _inspect(import_path: str) -> dict[str, object]:
 
 
 def _location(error: BaseException) -> str:
-    """Where in somebody's code that was."""
+    """The file and line of user code that raised; empty if unknown."""
     if isinstance(error, SyntaxError):
-        return ""  # which its text says
+        return ""  # the text of the error has the location
     package = str(Path(longwatch.__file__).parent)
     frames = (frame for frame in reversed(traceback.extract_tb(error.__traceback__)))
     frame = next((frame for frame in frames if not frame.filename.startswith(("<", package))), None)
@@ -87,7 +87,7 @@ def _location(error: BaseException) -> str:
 
 
 def group_info(group: LoopGroup) -> dict[str, object]:
-    """What a parent has to know of a group before it runs."""
+    """The facts about a group that its parent needs before it runs."""
     limits = [getattr(loop, "shutdown_timeout", None) for loop in group.loops]
     return {
         "loops": group.names,
@@ -123,7 +123,7 @@ def _run(group: LoopGroup, parent: ParentChannel | None, *, runs_suspects: bool)
 
 
 def _poll_wait(group: LoopGroup) -> float:
-    """The longest poll: less than what the watchdog takes for a stall."""
+    """The longest poll in seconds. It must be shorter than the watchdog's threshold."""
     return (
         MAX_POLL_WAIT
         if group.watchdog_threshold is None

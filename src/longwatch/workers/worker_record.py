@@ -1,5 +1,5 @@
-"""A worker process as its parent sees it: the leases that the parent renews for it, the state of
-its loops, and whether they beat.
+"""What a parent knows about one worker process: its leases, the state of its loops, and their
+beats.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from longwatch.observe.counters import MetricSample
 WORKER_LEASE = LeasePolicy(PARENT_LEASE_SECONDS)
 SilentRows = Mapping[int, Mapping[int, float]]
 RowPlace = tuple[str, str, int]
-"""A row, by the URL of its store, the name of its mailbox there, and its number."""
+"""A row: the URL of its store, the name of its mailbox, and its number."""
 
 
 class EngineLeases:
@@ -52,8 +52,8 @@ class EngineLeases:
         return self._lease is not None and now > self._lease.expires_at
 
     def renew(self, requested_at: float) -> int:
-        """Renew, and write on the page until when the worker trusts its leases; returns the number
-        of rows.
+        """Renew the leases, and write the end of their trust to the page. Returns the number of
+        rows.
         """
         count = self.source.renew(owner=self.owner, lease_seconds=WORKER_LEASE.lease_seconds)
         self._lease = Lease(requested_at, WORKER_LEASE)
@@ -71,29 +71,29 @@ class WorkerRecord:
         """Unique among the workers of this parent; pids are reused."""
         self.engine_leases: dict[int, EngineLeases] = {}
         self.pages: dict[int, ChildBeatPage] = {}
-        """By lease owner. Opened as soon as they are reported: its end may be judged before its
-        store is open here.
+        """Beat pages by lease owner. Opened when they are reported, because the end of the worker
+        may be judged before its store is open here.
         """
         self.loops: tuple[str, ...] = ()
         self.stall_threshold: float | None = None
         self.crash_file: Path | None = None
         self.slots = 0
-        """How many rows it can run at a time."""
+        """The number of rows that it can run at a time."""
         self.has_joined = False
         self.has_finished = False
         """Whether it has reported that it ends by itself."""
         self.is_stalled = False
-        """Whether it is to be killed: then its leases are not renewed any more."""
+        """Whether it stalled and is to be killed. Its leases are not renewed any more."""
         self.is_stopping = False
         """Whether the supervisor is stopping it."""
         self._is_ready = False
         self._failing: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}
         self._completed = 0
-        """Rows that engines have completed which have ended by now."""
+        """Rows completed by engines that have ended."""
 
     def accept(self, report: Mapping[str, Any]) -> None:
-        """Note what the judgement of its end needs; never waits."""
+        """Note the parts of a report that the judgement of its end needs. Never waits."""
         match report["about"]:
             case "group":
                 self._record_group(report)
@@ -128,7 +128,7 @@ class WorkerRecord:
         return self.engine_leases.pop(owner, None)
 
     def _record_group(self, facts: Mapping[str, Any]) -> None:
-        """Record the report that it runs its loops."""
+        """Note that the worker runs its loops."""
         threshold = facts.get("threshold")
         self.loops = tuple(map(str, facts.get("loops", ())))
         self.stall_threshold = None if threshold is None else float(threshold)
@@ -137,7 +137,7 @@ class WorkerRecord:
         self.has_joined = True
 
     def record_state(self, facts: Mapping[str, Any]) -> list[MetricSample]:
-        """Record the state of its loops; returns what they have counted."""
+        """Note the state of the loops. Returns their metrics."""
         self._is_ready = bool(facts.get("ready"))
         self._failing = [str(each) for each in facts.get("failing", ())]
         return [
@@ -147,7 +147,7 @@ class WorkerRecord:
 
     def silent_rows(self, now: float) -> SilentRows:
         """By lease owner: the rows whose code gave no beat for the threshold, and for how many
-        seconds; row 0 is a whole loop.
+        seconds. Row 0 stands for a whole loop.
         """
         if self.stall_threshold is None:
             return {}
