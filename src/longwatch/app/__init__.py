@@ -1,1 +1,1 @@
-"""The only wiring: builds the objects of the other layers and hands them to each other."""
+"""The wiring: builds the objects of the other layers and connects them."""

@@ -41,13 +41,12 @@ from longwatch.supervisor.target_factory import Streams
 
 
 class Tee:
-    """A sink for captured lines that writes each block to a log file, if there is one, and to the
-    console, if there is one.
+    """A sink for captured lines that writes each block to a log file and to the console, as far as
+    it has them.
 
-    Both set the pace: it is congested while one of them is. Either may give up and drop lines
-    without harm to the other. `format_lines` gives the lines of the console their form. With
-    `repeats` the console does not show faults that repeat. The file has the bytes as they were
-    written.
+    It is congested while one of the two is. Either may give up and drop lines without harm to the
+    other. `format_lines` formats the lines for the console. With `repeats` the console does not
+    show faults that repeat. The file has the bytes as they were written.
     """
 
     def __init__(
@@ -96,16 +95,16 @@ class _OpenLog(NamedTuple):
 
 
 _FLUSH_TIMEOUT = 5.0
-"""As for a program that writes while nobody reads."""
+"""Seconds to wait for a reader, as for a program whose output is not read."""
 _CLOSE_TIMEOUT = 1.0
 
 
 class Console:
-    """The places where lines leave this process.
+    """The outputs of this process.
 
-    `logs/watchdog.log` gets the supervisor's JSON lines and `logs/NAME.log` a program's output,
-    both below the state directory and absent without one; stdout and stderr get what a person or a
-    container runtime reads.
+    `logs/watchdog.log` gets the supervisor's JSON lines and `logs/NAME.log` the output of a
+    program. Both are below the state directory, and absent without one. Stdout and stderr are for
+    people and container runtimes.
     """
 
     def __init__(
@@ -114,8 +113,8 @@ class Console:
         self.out = NonblockingWriter(1, name="longwatch-stdout")
         self.err = NonblockingWriter(2, name="longwatch-stderr")
         self.on_log_stalled: Callable[[Path, int], None] = lambda _path, _bytes: None
-        """Called with a log file's path and its capacity each time that its buffer begins to drop
-        lines, because the disk takes none.
+        """Called with the path of a log file and the capacity of its buffer, each time that the
+        buffer begins to drop lines because the disk takes none.
         """
         self.on_log_failed: Callable[[Path, str], None] = lambda _path, _reason: None
         """Called with a log file's path and the reason each time that it begins to take no lines,
@@ -155,7 +154,10 @@ class Console:
         self._restore_logging = redirect_logging(self.log, level=Level.WARNING)
 
     def passthrough_streams(self, name: str, log: LogFileSettings) -> Streams:
-        """Streams of the only program: our own input, and its output as if it were ours."""
+        """Streams of the only program: it inherits our stdin, and its output is passed on.
+
+        Only control characters are escaped, and only on a terminal.
+        """
         output = OutputPolicy(max_bytes=log.max_bytes, keep=log.keep)
         self.open_program_log(name, output)
         file = self._program_log(name, output)
@@ -195,7 +197,10 @@ class Console:
             self._program_logs[name] = opened
 
     def _program_log(self, name: str, output: OutputPolicy) -> NonblockingWriter | None:
-        """The program's log file; a later call has it follow other wishes."""
+        """The log file of a program. A later call changes its size and its number of old files.
+
+        None, after a call of `on_log_failed`, if it cannot be opened.
+        """
         try:
             self.open_program_log(name, output)
         except UsageError as error:
@@ -209,14 +214,16 @@ class Console:
 
     @property
     def dropped_lines(self) -> int:
-        """Lines of programs that were dropped so far, by whichever place dropped more."""
+        """The number of dropped lines of programs: those of the console or those of the files,
+        whichever is larger.
+        """
         return max(
             self.out.dropped + self.err.dropped,
             sum(log.writer.dropped for log in tuple(self._program_logs.values())),
         )
 
     def flush(self) -> None:
-        """Write out what is waiting, for as long as the reader takes lines; the rest counts
+        """Write out waiting lines for as long as the reader takes them. The rest counts
         as dropped.
         """
         if self._repeats is not None:
@@ -280,8 +287,8 @@ class Console:
 
 
 def fill_standard_streams() -> None:
-    """Open /dev/null for a standard stream that was closed, lest a file of ours gets its number
-    and the lines meant for it.
+    """Open /dev/null for closed standard streams. Otherwise one of our files could get their
+    number, and the lines meant for them.
     """
     for number in (0, 1, 2):
         try:
@@ -291,8 +298,8 @@ def fill_standard_streams() -> None:
 
 
 def make_state_directory(state: Path) -> None:
-    """Make it for its owner alone, and keep it out of version control; UsageError if that cannot
-    be, or if any other user can write to it.
+    """Make the state directory, for its owner alone and ignored by git. Raises UsageError if that
+    fails, or if any other user can write to it.
     """
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""`[container.NAME]` and the registry of agents turned into plans, and what they need here."""
+"""Turns `[container.NAME]` and the registry of agents into plans, and checks what they
+need here.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ _NO_PROBES = ProbeSet(crash_loop=CRASH_LOOP_BACKOFF)
 def container_plan(
     name: str, container: ContainerSettings, *, settings: Settings, base: Path
 ) -> tuple[ProgramPlan, list[Fault]]:
-    """The plan of a container, and what is wrong with it; `where` of a fault begins at its table,
-    and is empty for the whole of it. Looks at the sources of its binds.
+    """The plan of a container, and its faults. `where` of a fault begins at its table, and is empty
+    for the whole table. Checks the sources of its binds.
     """
     binds, faults = _binds(container.binds, base=base, roots=bind_roots(settings, base))
     spec = _spec(name, container, settings, binds)
@@ -53,7 +55,7 @@ def container_plan(
 def runtime_faults(
     settings: Settings, *, environ: Mapping[str, str], source: str
 ) -> Iterator[Fault]:
-    """What keeps every container from being started here."""
+    """The faults that keep every container from being started here."""
     if find_spec(_LIBRARY) is None:
         key = "container" if settings.container else "containers.registry"
         yield Fault(
@@ -80,11 +82,11 @@ def registry_path(settings: Settings, base: Path) -> Path | None:
 
 
 def read_agents(settings: Settings, base: Path) -> RegistryReading | None:
-    """What the registry says, as these settings have it; None if there is no registry. Blocking.
+    """Read the registry with these settings; None if there is no registry. Blocking. Raises
     RegistryError if it cannot be read.
 
-    Probes are left out if they are off. An agent whose name is taken by something else is left
-    out with a warning.
+    Probes are left out if they are off. An agent whose name belongs to another program is left out
+    with a warning.
     """
     path = registry_path(settings, base)
     if path is None:

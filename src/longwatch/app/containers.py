@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class AppContainers:
-    """What a file with containers needs beside its programs; for one without it costs nothing.
+    """The registry and the runtime for a file with containers. It costs nothing for a file without.
 
-    `configure` and `agents` block on the disk. Everything is idempotent.
+    `configure` and `agents` block on the disk. All methods are idempotent.
     """
 
     def __init__(self, *, environ: Mapping[str, str], events: Events) -> None:
@@ -37,7 +37,7 @@ class AppContainers:
         self._reload: RegistryReload | None = None
 
     def configure(self, loaded: LoadedConfig) -> None:
-        """Follow these settings from now on."""
+        """Use these settings from now on."""
         settings = loaded.settings.containers
         self._poll_interval = settings.poll_interval
         self._taken_names = {*loaded.settings.taken_names}
@@ -55,7 +55,7 @@ class AppContainers:
             self._start_following()
 
     def agents(self, *, taken: set[str]) -> dict[str, ProgramPlan]:
-        """The plans of the registry's agents as it is now; none without a registry."""
+        """The plans of the agents in the registry at this moment; empty without a registry."""
         if self._watch is None:
             return {}
         agents = self._watch.read(taken={*self._taken_names, *taken})
@@ -65,8 +65,8 @@ class AppContainers:
         return {name: replace(plan, probes=no_probes) for name, plan in agents.items()}
 
     def make_host(self, loaded: LoadedConfig, clock: Clock) -> ContainerHost:
-        """The connection to the runtime; the owner of its containers is the state directory, or
-        the file where there is none.
+        """Make the connection to the runtime. The owner of its containers is the state directory,
+        else the file.
         """
         from longwatch.supervisor.containers.container_host import ContainerHost  # noqa: PLC0415
         from longwatch.supervisor.containers.monitor import owner_of  # noqa: PLC0415
@@ -85,13 +85,13 @@ class AppContainers:
         )
 
     def report(self) -> None:
-        """Emit what was read of the registry so far, for a log that was opened since."""
+        """Emit what was read of the registry so far, for a log that was opened later."""
         if self._watch is not None:
             self._watch.report()
 
     def follow(self, supervisor: Supervisor, plans: Callable[[], Iterable[ProgramPlan]]) -> None:
-        """Have this supervisor follow the registry as it changes, now or when a reload adds one.
-        `plans` returns everything that is to be kept up then.
+        """Make this supervisor follow changes of the registry, now or when a reload adds one.
+        `plans` returns all plans to keep up.
         """
         self._supervisor, self._all_plans = supervisor, plans
         self._start_following()
@@ -110,6 +110,6 @@ class AppContainers:
         self._reload.start()
 
     def close(self) -> None:
-        """Follow the registry no longer."""
+        """Stop following the registry."""
         if self._reload is not None:
             self._reload.stop()

@@ -1,7 +1,6 @@
-"""What the commands about a running supervisor do: find it, ask it, judge what it says.
+"""The commands about a running supervisor: find it, send a request, judge the response.
 
-Kept light, so that `longwatch status` is quick: no event loop, no settings but the one that says
-where to look.
+Kept light, so that `longwatch status` is fast: it needs no event loop, and only one setting.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ JsonObject = dict[str, Any]
 CONFIG_FILE = "longwatch.toml"
 STATE_DIRECTORY = ".longwatch"
 QUERY_TIMEOUT = 10.0
-"""Seconds in which a question is answered."""
+"""Seconds to wait for the answer to a query."""
 COMMAND_TIMEOUT = 3600.0
-"""Seconds that a command may take which lasts as long as programs take to stop."""
+"""Seconds that a command may take that waits for programs to stop."""
 _CLEAN_ENDS = frozenset({"clean_exit", "intentional_signal", "stopped", "shutdown_complete"})
 
 
 class RefusedError(LongwatchError):
-    """The supervisor said no; its exit code is the one to end with, `response` its whole reply."""
+    """The supervisor refused a request. It has the exit code of the response, and the whole
+    response.
+    """
 
     def __init__(self, response: ControlResponse) -> None:
         super().__init__(str(response.get("error", "the supervisor refused and did not say why")))
@@ -35,10 +36,10 @@ class RefusedError(LongwatchError):
 
 
 def state_directory(flag: str | None, config: Path | None, environ: Mapping[str, str]) -> Path:
-    """Where the supervisor keeps its state, found as `longwatch up` finds it.
+    """The state directory of the supervisor, found as `longwatch up` finds it.
 
-    As the flag says, else LONGWATCH_STATE_DIR; else as the settings say, seen from where they are,
-    else `.longwatch` beside them.
+    In this order: the flag, LONGWATCH_STATE_DIR, the settings (relative to their file),
+    `.longwatch` beside the settings.
     """
     chosen = flag or environ.get("LONGWATCH_STATE_DIR") or _configured_state_dir(config, environ)
     if chosen == "off":
@@ -58,7 +59,7 @@ def request(  # noqa: PLR0913 - one argument a field of the request, and how lon
     timeout: float | None = None,
     response_timeout: float = QUERY_TIMEOUT,
 ) -> ControlResponse:
-    """Have the supervisor do something to these programs, or to all if `everything` is True.
+    """Request an action on these programs, or on all if `everything` is True.
 
     Raises RefusedError if the supervisor refuses.
     """
@@ -78,8 +79,8 @@ def request(  # noqa: PLR0913 - one argument a field of the request, and how lon
 
 
 def is_as_desired(program: JsonObject) -> bool:
-    """Whether a program is as somebody wants it: up, or stopped on purpose, or at an end that is
-    no failure.
+    """Whether a program is in its desired state: up, stopped on purpose, or ended without a
+    failure.
     """
     ended = program["last_end"] or {}
     ended_well = program["state"] == "ended" and ended.get("verdict") in _CLEAN_ENDS
@@ -87,8 +88,8 @@ def is_as_desired(program: JsonObject) -> bool:
 
 
 def _configured_state_dir(config: Path | None, environ: Mapping[str, str]) -> str:
-    """As the settings say, whatever else is wrong with them; without any as they would say if
-    they said nothing.
+    """The state directory of the settings, even if other settings are faulty; the default without
+    settings.
     """
     named = config or environ.get("LONGWATCH_CONFIG")
     path = Path(named or CONFIG_FILE)

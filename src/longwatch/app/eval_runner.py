@@ -48,7 +48,7 @@ _PROGRESS_STEPS = 10
 
 @contextmanager
 def progress_display(total: int) -> Iterator[ShowProgress]:
-    """Gives what is to be called with how much is done."""
+    """Yields a function to call with the number of finished samples."""
     if sys.stderr.isatty():
         with _progress_bar(total) as show:
             yield show
@@ -74,7 +74,7 @@ def _progress_bar(total: int) -> Iterator[ShowProgress]:
 
 
 class _ProgressLines:
-    """A line for every tenth."""
+    """Prints a line for every tenth of the samples."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -91,15 +91,15 @@ _POLL_INTERVAL = 0.2
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _BACKOFF = BackoffPolicy(initial=0.1, factor=2.0, cap=2.0)
 _BREAKER = BreakerPolicy(tolerated=1000, window=60.0, cooldown=None)
-"""Samples may kill a process again and again; each does so only as often as it has attempts."""
+"""Samples may kill a process again and again, each as often as it has attempts."""
 _RESTART = RestartPolicy(restart=Restart.ALWAYS)
-"""However a sample ends its process: the others are not done yet."""
+"""Restart after every end: other samples are left, however one ends its process."""
 _MAX_FAILED_STARTS = 5
-"""Processes in a row that may end without having come to a sample."""
+"""Maximum number of processes in a row that end before they run a sample."""
 
 
 class InterruptedEvaluationError(LongwatchError):
-    """It was told to stop before all samples were done."""
+    """The evaluation was stopped before all samples were done."""
 
     exit_code = 130
 
@@ -112,8 +112,8 @@ def run(
     environ: Mapping[str, str],
     resume_command: str,
 ) -> EvalReport:
-    """Submit the dataset and evaluate it; the report, which is saved too. `resume_command` is
-    the command that resumes it.
+    """Submit the dataset and evaluate it. Returns the report, and saves it. `resume_command` is
+    shown to the user.
     """
     fill_standard_streams()
     full_spec = msgspec.structs.replace(
@@ -133,7 +133,7 @@ def run(
 def resume(
     run: str, *, store: str, state: Path, environ: Mapping[str, str], resume_command: str
 ) -> EvalReport:
-    """Go on with an evaluation; one that is done is only reported."""
+    """Resume an evaluation. A finished one is only reported again."""
     fill_standard_streams()
     with existing_store(store) as opened:
         evaluation = find_evaluation(opened, run, url=store)
@@ -162,7 +162,7 @@ def _finish(evaluation: Evaluation, workers: _EvalWorkers, state: Path) -> EvalR
 
 
 class _FailedStarts(ProgramListener):
-    """Counts the processes in a row that ended before any of them ran its loop."""
+    """Counts consecutive processes that ended before they ran a loop."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -171,7 +171,7 @@ class _FailedStarts(ProgramListener):
         self.count += 1
 
     def reset(self) -> None:
-        """A process has come to its work. Thread-safe."""
+        """Reset the count: a process has begun its work. Thread-safe."""
         self.count = 0
 
 
@@ -201,11 +201,13 @@ class _EvalWorkers:
         )
 
     def check(self) -> None:
-        """UsageError for a loop or an evaluator that cannot be used."""
+        """Raise UsageError for a loop or an evaluator that cannot be used."""
         self._plans = self._plans or self._make_plans()
 
     def run(self, evaluation: Evaluation) -> None:
-        """Until nothing is left; InterruptedEvaluationError if we are told to stop before."""
+        """Run until no sample is left. Raises InterruptedEvaluationError if a stop is requested
+        before.
+        """
         self.check()
         with (
             _stopped_by_signals(self._stop_requested.set),
@@ -220,7 +222,7 @@ class _EvalWorkers:
             )
 
     def _watch(self, evaluation: Evaluation) -> None:
-        """Until nothing is left, or we are told to stop."""
+        """Wait until no sample is left, or a stop is requested."""
         total = left = len(self._spec.ids)
         with progress_display(total) as show:
             while left := self._remaining(evaluation, left):
@@ -235,8 +237,8 @@ class _EvalWorkers:
             show(total)
 
     def _remaining(self, evaluation: Evaluation, known: int) -> int:
-        """How many are left. While the store cannot be asked, which is told once: as many as
-        before.
+        """The number of samples left. While the store does not answer, the last known number; that
+        is printed once.
         """
         try:
             left = evaluation.remaining()
@@ -300,7 +302,9 @@ class _EvalWorkers:
 
 @contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Also when the terminal is closed; what was ignored (nohup, `&`) stays ignored."""
+    """Call `stop` on stop signals and when the terminal is closed. Ignored signals (nohup, `&`)
+    stay ignored.
+    """
     signals = [signum for signum in _STOP_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
     coordinator = ShutdownCoordinator.install(signals=signals)
     coordinator.register(stop)
@@ -331,7 +335,7 @@ def _print_status(line: str) -> None:
 
 
 def exit_code_for(report: EvalReport, min_pass_rate: float | None) -> int:
-    """1 if it is not good enough."""
+    """The exit code of a report: 1 if fewer samples passed than `min_pass_rate`."""
     if min_pass_rate is None or report.pass_rate >= min_pass_rate:
         return 0
     _print_status(

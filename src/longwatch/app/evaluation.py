@@ -1,5 +1,5 @@
-"""One evaluation, kept in a store so that another process can go on with it, and the group that its
-worker processes run: one EvalLoop over the samples.
+"""One evaluation, kept in a store so that another process can resume it. Its worker processes run a
+group with one EvalLoop.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from longwatch.workers.import_path import load_object, user_code_errors
 _PREFIX = "eval/"
 _SPEC_NAME = re.compile(rf"{_PREFIX}([^/]+)/spec")
 _MAX_SPEC_BYTES = 256 << 20
-"""Bytes of what is remembered of an evaluation: the ids of all its samples are in it."""
+"""Maximum bytes of a stored spec, which contains the ids of all samples."""
 
 EVAL_VARIABLE = "LONGWATCH_EVAL"
-"""The variable that says what to evaluate."""
+"""The variable with the spec of the evaluation."""
 SAMPLE_RETRY = BackoffPolicy(initial=0.5, factor=2.0, cap=10.0, jitter=0.25)
 
 
 class EvalSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run; `loop` and `evaluator` are import paths, `module:name`."""
+    """The settings of an evaluation. `loop` and `evaluator` are import paths, `module:name`."""
 
     run: str
     loop: str
     evaluator: str
     store: str = ""
-    """Where it is now; not remembered there: the same store may have another URL tomorrow, and
-    this one a password in it.
+    """The URL of the store. It is not stored: it may contain a password, and may differ
+    next time.
     """
     concurrency: int = 8
     processes: int = 1
@@ -56,14 +56,12 @@ class EvalSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_run_id() -> str:
-    """A name for an evaluation that sorts by time."""
+    """Make an id for an evaluation. Ids sort by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 class Evaluation:
-    """Three mailboxes of one store: what was asked for, the samples that are not done, and the
-    results.
-    """
+    """Three mailboxes of one store: the spec, the samples that are not done, and the results."""
 
     def __init__(self, spec: EvalSpec, store: Any) -> None:
         self.spec = spec
@@ -75,8 +73,8 @@ class Evaluation:
         self.results: Mailbox[Any] = open_mailbox(store, f"{_PREFIX}{spec.run}/results")
 
     def submit(self, dataset: Dataset) -> None:
-        """Send every sample, then remember what was asked for: what is not remembered is not
-        run. On SQL both or nothing.
+        """Send every sample and then the spec; without a spec nothing is run. On SQL both are one
+        transaction.
         """
         spec_mailbox = _spec_mailbox(self._store, self.spec.run)
         spec = msgspec.structs.replace(self.spec, store="")
@@ -91,7 +89,7 @@ class Evaluation:
             both(None)
 
     def remaining(self) -> int:
-        """How many samples have no result yet, and were not given up."""
+        """The number of samples that have no result and were not given up."""
         stats = self.samples.stats()
         return stats.ready + stats.delayed + stats.leased
 
@@ -111,7 +109,7 @@ class Evaluation:
 
 
 def find_evaluation(store: Any, run: str, *, url: str) -> Evaluation:
-    """An evaluation of the store at this URL, by its name; UsageError with the nearest if there
+    """Find an evaluation in the store at this URL. Raises UsageError with the nearest id if there
     is none.
     """
     known = [found[1] for name in mailbox_names(store) if (found := _SPEC_NAME.fullmatch(name))]
@@ -134,7 +132,7 @@ def _spec_mailbox(store: Any, run: str) -> Mailbox[EvalSpec]:
 
 
 def group() -> LoopGroup:
-    """What LONGWATCH_EVAL asks for."""
+    """Build the group for the spec in LONGWATCH_EVAL."""
     spec = msgspec.json.decode(os.environ.pop(EVAL_VARIABLE), type=EvalSpec)
     loop, evaluator = _load_loop(spec.loop), _load(spec.evaluator, "shop.checks:judge")
     evaluation = Evaluation(spec, open_store(spec.store))

@@ -1,8 +1,7 @@
-"""Flows for one command: by `module:name`, or by the URL of a store alone; opened for it and closed
-after it.
+"""Opens flows for one command, by `module:name` or by the URL of a store, and closes them after it.
 
-A command that only looks makes nothing: no file, no tables. Errors of the store come out as they
-are, with their own exit codes.
+A command that only reads creates neither files nor tables. Errors of the store keep their own exit
+codes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PYTHON_LITERALS = frozenset({"True", "False", "None", "NaN", "nan", "Infinity",
 
 
 class ExecutionView(NamedTuple):
-    """An execution, as its store alone shows it: no code is needed."""
+    """An execution as the store shows it, without the code of its graph."""
 
     summary: ExecutionSummary
     state: ExecutionState
@@ -41,8 +40,8 @@ class ExecutionView(NamedTuple):
 
 @contextmanager
 def load_flow(import_path: str) -> Iterator[Flow]:
-    """The Flow that `module:name` names, or that the function of that name returns. What its
-    module prints goes to stderr.
+    """Load the Flow that `module:name` names, or that the function of this name returns. Output of
+    its module goes to stderr.
     """
     with user_code_errors(import_path), redirect_stdout(sys.stderr):
         found = load_object(import_path)
@@ -55,7 +54,7 @@ def load_flow(import_path: str) -> Iterator[Flow]:
 
 @contextmanager
 def existing_flow(import_path: str) -> Iterator[Flow]:
-    """The same; UsageError if nothing was ever started in its store."""
+    """Load a Flow. Raises UsageError if its store has no executions."""
     with load_flow(import_path) as flow:
         _require_executions(
             flow, "start an execution first, with `longwatch flow start` or flow.start(…)"
@@ -65,7 +64,7 @@ def existing_flow(import_path: str) -> Iterator[Flow]:
 
 @contextmanager
 def existing_flow_store(url: str, *, is_explicit: bool) -> Iterator[Flow]:
-    """A store without the code of its graphs; UsageError if it is not there, or has no
+    """Open a store without the code of its graphs. Raises UsageError if it does not exist or has no
     executions. `is_explicit`: the user named it.
     """
     cure = (
@@ -99,9 +98,7 @@ def masked_url(flow: Flow) -> str:
 
 
 def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
-    """Everything that is stored of an execution; UnknownExecutionError if there is none of that
-    id.
-    """
+    """Read everything stored of an execution. Raises UnknownExecutionError for an unknown id."""
     number, _ = _find_execution(flow, execution_id)
     [summary] = flow.executions(limit=1, before=number + 1)
     attempts = flow.database.read(
@@ -115,7 +112,7 @@ def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
 
 
 def graph_and_state(flow: Flow, execution_id: str) -> tuple[Graph, ExecutionState]:
-    """An execution and its graph, which has to be known here."""
+    """The state of an execution and its graph, which must be registered here."""
     number, graph_id = _find_execution(flow, execution_id)
     return flow.registry.graphs[flow.registry.find(*graph_id)], _load_state(
         flow, number, execution_id
@@ -123,9 +120,7 @@ def graph_and_state(flow: Flow, execution_id: str) -> tuple[Graph, ExecutionStat
 
 
 def find_graph(flow: Flow, name: str | None, version: str | None) -> Graph:
-    """The graph of that name; without one the only one there is. Without a version, the one that
-    was given last.
-    """
+    """The graph of this name; without a name the only graph. Without a version, the latest one."""
     names = list(dict.fromkeys(graph_id.graph for graph_id in flow.registry.graphs))
     if name is None and len(names) != 1:
         raise UsageError(
@@ -161,8 +156,8 @@ def _load_state(flow: Flow, number: int, execution_id: str) -> ExecutionState:
 
 
 def parse_value(node: str, text: str) -> Any:
-    """A value from the command line: JSON, or text if it cannot have been meant as JSON;
-    SerializationError for what is neither.
+    """Parse a value of the command line: JSON, or text that cannot be meant as JSON. Raises
+    SerializationError for other input.
     """
     try:
         return VALUE_CODEC.decode(text.encode())

@@ -1,15 +1,15 @@
-"""The end of a process whose stop does not end.
+"""Ends a process whose stop does not end.
 
-A stop may wait for something that does not answer: a store, a disk, a thread that hangs in a call.
-`ForcedEnd` has a time limit for all of it, the closing of the store and of the logs included. At
-the limit, or at once with `now`, it makes the last calls and ends the process with code 1.
+A stop may wait for a store, a disk or a thread that does not answer. `ForcedEnd` limits the time of
+the whole stop, including the closing of the store and of the logs. At the limit, or at once with
+`now`, it makes the last calls and ends the process with code 1.
 
 Invariants
-    1. The last calls are made once, by the first thread that gets there. Other threads wait for
-       the end.
-    2. The process ends, also if a last call raises. One that does not return costs `LAST_SECONDS`.
-    3. No thread is joined and no finaliser runs. What is not stored then was never stored: its
-       lease lapses, and the next process does it again.
+    1. The first thread makes the last calls, once. Other threads wait for the end.
+    2. The process ends even if a last call raises. A call that does not return costs
+       `LAST_SECONDS`.
+    3. No thread is joined and no finaliser runs. Unstored work was never stored: its lease lapses,
+       and the next process repeats it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from longwatch.core.deadline import Deadline
 from longwatch.host.background_thread import BackgroundThread
 
 EXIT_CODE = 1
-"""That of a stop that has left something."""
+"""The exit code of a stop that left something behind."""
 LAST_SECONDS = 5.0
-"""What each last call may take."""
+"""Seconds that each last call may take."""
 
 
 class ForcedEnd:
@@ -38,7 +38,7 @@ class ForcedEnd:
         self._once = threading.Lock()
 
     def within(self, seconds: float) -> None:
-        """End the process after so many seconds, unless it has ended by itself; returns at once."""
+        """End the process after so many seconds, unless it has ended by itself. Returns at once."""
 
         def wait() -> None:
             self._clock.wait(Wakeup(), seconds)
@@ -47,7 +47,7 @@ class ForcedEnd:
         BackgroundThread(wait, name="longwatch-forced-end").start()
 
     def now(self) -> NoReturn:
-        """Make the last calls, each in its turn, and end the process."""
+        """Make the last calls in turn, and end the process."""
         if not self._once.acquire(blocking=False):
             self._clock.wait(Wakeup())
         try:

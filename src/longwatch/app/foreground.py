@@ -1,8 +1,7 @@
-"""This process while it supervises in the foreground, or as PID 1: its signals, its logs, its exit
-code.
+"""This process while it supervises in the foreground, or as PID 1: its signals, logs and exit code.
 
-The first stop signal stops the programs with their grace, the second without. SIGHUP reloads where
-there is something to reload, else it stops. What ends below us that nobody waits for is reaped.
+The first stop signal stops the programs with their grace, the second kills them. SIGHUP reloads if
+there is a file to reload, else it stops. Orphaned children are reaped.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 _BLOCKED_SIGNALS = {*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGHUP, signal.SIGCHLD}
 ESCALATE_AFTER = 0.5
-"""Seconds between two signals that make the second one insist."""
+"""Seconds after which a second stop signal kills."""
 _TRANSIENT_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-"""Reasons not to start that may be gone the next time."""
+"""Errors of a start that may be gone the next time."""
 
 StopPolicyFor = Callable[[int | None], StopPolicy | None]
 
 
 def block_signals() -> None:
-    """Until we are ready, and in every thread that is started meanwhile, for good: signals are
-    the main thread's business.
+    """Block signals in this thread until the programs have started, and for good in threads that
+    start meanwhile.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
 
 
 def unblock_signals() -> None:
-    """Whatever whoever started us had blocked."""
+    """Unblock the signals, also those that the parent of this process had blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
 
 
@@ -66,7 +65,7 @@ def stopping_on_signal(
     events: Events,
 ) -> Iterator[None]:
     """Call `stop` on the first of these signals and `kill` on a later one. A signal that was
-    ignored before (nohup, `&`) stays ignored, but for SIGTERM.
+    ignored before (nohup, `&`) stays ignored, except SIGTERM.
     """
     heard = [
         signum
@@ -87,9 +86,9 @@ def stopping_on_signal(
 class Foreground(ProgramListener):
     """Runs a supervisor to its end.
 
-    `stop_policy_for` says how programs are stopped after a signal, None: each by its own policy.
+    `stop_policy_for` returns how programs are stopped after a signal; None: each by its own policy.
     With `forwards_signals`, other signals are passed on to the programs, else they are ignored.
-    `on_hangup` is called on SIGHUP, None: SIGHUP stops. `exit_code` returns the exit code of a
+    `on_hangup` is called on SIGHUP; None: SIGHUP stops. `exit_code` returns the exit code of a
     supervisor that has none of its own.
     """
 
@@ -116,7 +115,9 @@ class Foreground(ProgramListener):
         self._reported_dropped = 0
 
     def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
-        """Signals first, so that none finds us half-way; then the programs, to the end."""
+        """Install the signal handlers, then run the programs to their end. Returns the
+        exit code.
+        """
         began = time.monotonic()
         self.console.redirect_logging()
         self.events.emit(SupervisorStarted(version=__version__, programs=tuple(programs)))
@@ -178,7 +179,7 @@ class Foreground(ProgramListener):
                 self.events.emit(SignalReceived(signal=signum, action="ignore"))
 
     def program_ended(self, end: ProgramEnd) -> None:
-        """Report dropped output once the program is gone, while its name is still of use."""
+        """Report dropped output after the end of a program, while its name is known."""
         self._report_dropped(end.program)
 
     def _report_stalled(self, path: Path, buffered: int) -> None:
@@ -188,7 +189,7 @@ class Foreground(ProgramListener):
         self.events.emit(LogFileFailed(path=str(path), reason=reason))
 
     def _report_dropped(self, program: str) -> None:
-        """Emit how many lines were dropped since the last report. With several programs the lines
+        """Emit how many lines were dropped since the last report. With several programs some lines
         may be of another one.
         """
         lines = self.console.dropped_lines - self._reported_dropped
@@ -198,8 +199,8 @@ class Foreground(ProgramListener):
 
 
 def _start_error(error: SpawnError) -> LongwatchError:
-    """The very first start failed: the command is wrong, or the machine is short of something
-    just now.
+    """The error for a failed first start: the command is wrong, or the machine lacks a resource for
+    now.
     """
     if error.errno in _TRANSIENT_ERRNOS:
         return TryAgainError(f"{error}; the machine is short of it, try again")

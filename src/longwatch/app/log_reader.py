@@ -1,9 +1,8 @@
-"""The log files of a state directory, read by those who look: their last lines, and what is
-appended while they watch.
+"""Reads the log files of a state directory: their last lines, and lines that are appended later.
 
-The files are read as they lie there, so this works without a supervisor, too. Whoever follows one
-stays with it when it is rotated, and reads every file in between to its end before the next; after
-a truncation it begins anew.
+It reads the files themselves, so it works without a supervisor. A follower keeps up with rotations,
+and reads every rotated file to its end before the next. After a truncation it starts at the
+beginning.
 """
 
 from __future__ import annotations
@@ -23,29 +22,27 @@ from longwatch.errors import UsageError
 from longwatch.observe.logfile import SUPERVISOR_LOG
 
 POLL_INTERVAL = 0.25
-"""Seconds between two looks of somebody who follows."""
+"""Seconds between two checks for new lines."""
 _BLOCK = 64 * 1024
 
 TaggedLine = tuple[str, bytes]
-"""A program's name and a line of its log, without its end."""
+"""The name of a program, and a line of its log without the line end."""
 EventRecord = dict[str, Any]
 
 
 class LogTail:
-    """One log file: the whole lines in it, last first, and those that come. The file may come
-    later, too.
+    """The lines of one log file: present lines, last first, and new ones. The file may appear
+    later.
     """
 
     def __init__(self, path: Path, *, from_beginning: bool = False) -> None:
         self.path = path
         self._descriptor = -1 if from_beginning else _open_log(path)
         self._end = _end_of_lines(self._descriptor) if self._descriptor >= 0 else 0
-        """Where the lines end that have been read."""
+        """The offset behind the last line that was read."""
 
     def read_last(self) -> Iterator[bytes]:
-        """The lines before the present end, the last one first, on into the files it was rotated
-        to.
-        """
+        """Yield the present lines, last first, including those of rotated files."""
         if self._descriptor < 0:
             return
         yield from _lines_backward(self._descriptor, self._end)
@@ -57,7 +54,7 @@ class LogTail:
                     os.close(descriptor)
 
     def read_new(self) -> Iterator[bytes]:
-        """The lines that were appended since."""
+        """Yield the lines that were appended since the last read."""
         if self._descriptor < 0:
             self._descriptor = _open_log(self.path)
         while self._descriptor >= 0:
@@ -66,7 +63,7 @@ class LogTail:
                 return
 
     def close(self) -> None:
-        """Let go of the file; what comes later is read from its beginning. Idempotent."""
+        """Close the file. A later read starts at the beginning of the file. Idempotent."""
         self._descriptor, self._end, closing = -1, 0, self._descriptor
         if closing >= 0:
             os.close(closing)
@@ -84,8 +81,8 @@ class LogTail:
             size = _BLOCK if whole else 2 * size
 
     def _follow_rotation(self) -> bool:
-        """Go on to the file that came after ours, if one did: the present one if ours is gone
-        altogether.
+        """Switch to the file that followed ours; to the present file if ours was deleted. Whether
+        there is one.
         """
         files = _rotated_files(self.path)
         place = next(
@@ -113,7 +110,7 @@ class LogTail:
 
 
 class ProgramLogs:
-    """The logs of some programs, or of all there are and will be."""
+    """The logs of the named programs, or of all programs, also future ones."""
 
     def __init__(self, state: Path, names: Sequence[str]) -> None:
         self._state = state
@@ -127,12 +124,12 @@ class ProgramLogs:
         return list(self._tails)
 
     def read_last(self, count: int) -> Iterator[TaggedLine]:
-        """The last so many lines of each."""
+        """Yield the last `count` lines of each log."""
         for name, tail in self._tails.items():
             yield from ((name, line) for line in reversed(list(islice(tail.read_last(), count))))
 
     def read_new(self) -> Iterator[TaggedLine]:
-        """The lines that were appended since, in logs that are new as well."""
+        """Yield the lines that were appended since the last read, also from new logs."""
         if self._all:
             for name, path in program_logs(self._state).items():
                 self._tails.setdefault(name, LogTail(path, from_beginning=True))
@@ -145,8 +142,8 @@ class ProgramLogs:
 
 
 class EventLogReader:
-    """The records in the supervisor's own log, all or those about some programs; those of level
-    debug only if asked for.
+    """The records of the supervisor's log, all or those about some programs. Records of level debug
+    only on request.
     """
 
     def __init__(self, state: Path, names: Sequence[str], *, include_debug: bool = False) -> None:
@@ -157,11 +154,11 @@ class EventLogReader:
             raise _no_logs_error(state)
 
     def read_last(self, count: int) -> list[EventRecord]:
-        """The last so many."""
+        """The last `count` records."""
         return list(islice(self._matching(self._tail.read_last()), count))[::-1]
 
     def read_new(self) -> Iterator[EventRecord]:
-        """Those that were appended since."""
+        """Yield the records that were appended since the last read."""
         return self._matching(self._tail.read_new())
 
     def close(self) -> None:
@@ -172,7 +169,7 @@ class EventLogReader:
         return (record for record in records if self._is_wanted(record))
 
     def _is_wanted(self, record: EventRecord) -> bool:
-        """A record names its program, or several that it is about."""
+        """Whether a record is about one of the programs."""
         if record.get("level") == "debug" and not self._includes_debug:
             return False
         programs = record.get("programs")
@@ -191,7 +188,7 @@ def _no_logs_error(state: Path) -> UsageError:
 
 
 def follow(write_new: Callable[[], object], *, is_over: Callable[[], bool], clock: Clock) -> None:
-    """Pour out what is fresh, every so often, until it is over."""
+    """Write new lines at intervals until `is_over` returns true."""
     never = Wakeup()
     while not is_over():
         write_new()
@@ -199,7 +196,7 @@ def follow(write_new: Callable[[], object], *, is_over: Callable[[], bool], cloc
 
 
 def program_logs(state: Path) -> dict[str, Path]:
-    """Every program that has a log, by name."""
+    """The log files of all programs, by name."""
     logs = state / "logs"
     if not os.path.isdir(logs):  # noqa: PTH112 - never raises, however long the name is
         return {}
@@ -221,7 +218,7 @@ def _select_logs(state: Path, names: Collection[str]) -> dict[str, Path]:
 
 
 def _matching_names(name: str, known: Collection[str]) -> list[str]:
-    """The program of that name; else the processes of the worker of that name."""
+    """The program of this name, else the processes of the worker of this name."""
     return (
         [name]
         if name in known
@@ -243,7 +240,7 @@ def _log_path(state: Path, name: str) -> Path:
 
 
 def _open_log(path: Path) -> int:
-    """A descriptor to read it with; -1 if it cannot be read, or is a symbolic link."""
+    """Open a log file for reading; -1 if that fails, or if it is a symbolic link."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -251,7 +248,7 @@ def _open_log(path: Path) -> int:
 
 
 def _rotated_files(path: Path) -> list[Path]:
-    """The file and those it was rotated to, newest first."""
+    """The file and its rotated predecessors, newest first."""
     files = [path]
     while (older := path.with_name(f"{path.name}.{len(files)}")).exists():
         files.append(older)
@@ -259,7 +256,7 @@ def _rotated_files(path: Path) -> list[Path]:
 
 
 def _end_of_lines(descriptor: int) -> int:
-    """Where the last whole line ends."""
+    """The offset behind the last whole line."""
     end = os.fstat(descriptor).st_size
     while end > 0:
         begin = max(end - _BLOCK, 0)
@@ -271,7 +268,7 @@ def _end_of_lines(descriptor: int) -> int:
 
 
 def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
-    """The lines before `end`, which is the end of one, the last one first."""
+    """Yield the lines before the offset `end`, last first. `end` is the end of a line."""
     if end == 0:
         return
     end -= 1

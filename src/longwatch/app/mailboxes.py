@@ -1,7 +1,7 @@
-"""Stores and mailboxes, opened for one command and closed after it.
+"""Opens stores and mailboxes for one command, and closes them after it.
 
-A command that only looks makes nothing: no file, no tables, no mailbox. Errors of the store come
-out as they are, with their own exit codes.
+A command that only reads creates neither files, tables nor mailboxes. Errors of the store keep
+their own exit codes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from longwatch.store.sqlite.file import require_usable_path
 
 @contextmanager
 def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
-    """The store of a URL, made when it is first written to."""
+    """Open the store of a URL. It is created by the first write."""
     if url.startswith("memory:"):
         raise UsageError(
             "a memory:// store is seen by one process only; give --store the URL of a file, "
@@ -44,7 +44,7 @@ def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def existing_store(url: str) -> Iterator[Any]:
-    """The store of a URL; UsageError if it is not there, or has no mailboxes."""
+    """Open the store of a URL. Raises UsageError if it does not exist or has no mailboxes."""
     with opened_store(url) as store:
         if isinstance(store, Database) and require_schema(store).version == 0:
             cure = (
@@ -58,14 +58,14 @@ def existing_store(url: str) -> Iterator[Any]:
 
 @contextmanager
 def opened_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
-    """A mailbox; it and its store are made when it is first written to."""
+    """Open a mailbox. It and its store are created by the first write."""
     with opened_store(url) as store:
         yield open_mailbox(store, name)
 
 
 @contextmanager
 def existing_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
-    """A mailbox that is there; UsageError with the nearest name if it is not."""
+    """Open an existing mailbox. Raises UsageError with the nearest name if there is none."""
     validate_name(name)
     with existing_store(url) as store:
         names = mailbox_names(store)
@@ -76,12 +76,12 @@ def existing_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
 
 
 def mailbox_stats(store: Any) -> list[tuple[str, MailboxStats]]:
-    """Every mailbox, by name, and how it stands."""
+    """The statistics of every mailbox, by name."""
     return [(name, open_mailbox(store, name).stats()) for name in mailbox_names(store)]
 
 
 def require_schema(store: Any) -> SchemaStatus:
-    """How the schema stands; UsageError if there is no store, or none that has one."""
+    """The status of the schema. Raises UsageError if there is no store, or one without a schema."""
     if not isinstance(store, Database):
         raise UsageError(
             f"{masked_url(store)} has no schema and needs no migration; `longwatch mailbox ls` "
@@ -96,8 +96,8 @@ def require_schema(store: Any) -> SchemaStatus:
 
 
 def migrate_store(store: Any) -> tuple[int, SchemaStatus]:
-    """Bring the schema up to date, making the store if it is not there; the version before, and
-    how it stands now.
+    """Migrate the schema, and create the store if needed. Returns the version before, and the new
+    status.
     """
     before = _schema_status(store) if isinstance(store, Database) else require_schema(store)
     store.write(lambda _: None)
@@ -111,8 +111,8 @@ def _schema_status(store: Database) -> SchemaStatus | None:
 
 
 def parse_json_body(data: bytes) -> Any:
-    """A body that is JSON already, checked, and sent as it stands but for white space between
-    its parts.
+    """Check a body that is JSON already. It is sent unchanged, apart from white space between its
+    parts.
     """
     if not decode_text_body(data).strip():
         raise SerializationError("the body is empty; write it as JSON, or use --text")
@@ -136,7 +136,7 @@ def decode_text_body(data: bytes) -> str:
 
 
 def decode_body(data: bytes) -> Any:
-    """What a stored body holds; SerializationError if it is not JSON."""
+    """Decode a stored body. Raises SerializationError if it is not JSON."""
     return Codec().decode(data)
 
 
@@ -146,7 +146,9 @@ def masked_url(store: Any) -> str:
 
 @contextmanager
 def _unwrap_store_errors() -> Iterator[None]:
-    """A mailbox wraps what its store says; here the store's own word and exit code are wanted."""
+    """Raise the errors of the store itself, with their exit codes, instead of the mailbox errors
+    around them.
+    """
     try:
         yield
     except MailboxConnectionError as error:

@@ -1,8 +1,8 @@
-"""Settings turned into the plans of the supervisor, and whether this machine has what they need.
+"""Turns settings into plans of the supervisor, and checks that this machine has what they need.
 
 The users, directories, commands and limits of all programs are checked before any is started, and
-all faults are reported at once. The plans of a worker are those of its processes. Those of
-containers are made in `container_plans`.
+all faults are reported at once. A worker has one plan for each of its processes. `container_plans`
+makes those of containers.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 SHELL_EXAMPLE = '["sh", "-c", "…"]'
 
 WorkerEnvironment = Callable[[int | None], Mapping[str, str]]
-"""What worker processes of that user find in their environment."""
+"""Returns the environment variables of the worker processes of a user."""
 
 EXTRA_GRACE = 5.0
-"""Seconds that a worker process has after its group's own shutdown_timeout before it is killed."""
+"""Seconds between the end of a group's shutdown_timeout and the kill of its worker process."""
 
 
 def _no_variables(_: int | None) -> Mapping[str, str]:
@@ -66,10 +66,10 @@ def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by 
     config: Path | None = None,
     worker_environment: WorkerEnvironment = _no_variables,
 ) -> dict[str, ProgramPlan]:
-    """The programs and containers of the file, by name; ConfigError with everything this machine
-    does not have, and if there are none. The agents of a registry are not among them.
+    """The plans of the programs and containers of the file, by name. Raises ConfigError with all
+    faults, also if there is no program. The agents of a registry are not among them.
 
-    Relative directories begin at `base`; `source` is what messages call the file and `config` its
+    Relative directories begin at `base`. `source` is the name of the file in messages, `config` its
     absolute path, which the runner reads. `worker_environment` returns the variables of the worker
     processes of a user.
     """
@@ -100,7 +100,7 @@ def make_plan(
     spec: ProcessSpec | ContainerSpec,
     probes: ProbeSet = NO_PROBES,
 ) -> ProgramPlan:
-    """What `[run]`, programs, workers and containers have in common."""
+    """Make a plan from the settings that `[run]`, programs, workers and containers share."""
     backoff, breaker = settings.backoff, settings.breaker
     return ProgramPlan(
         name=name,
@@ -129,7 +129,7 @@ def make_declared_plan(
     spec: ProcessSpec | ContainerSpec,
     probes: ProbeSet,
 ) -> ProgramPlan:
-    """What `[program.NAME]` and `[container.NAME]` have in common."""
+    """Make a plan from the settings that `[program.NAME]` and `[container.NAME]` share."""
     return replace(
         make_plan(name, settings, spec, probes),
         readiness=_readiness(settings.ready, probes),
@@ -144,7 +144,9 @@ def make_declared_plan(
 def process_spec(
     settings: ProcessSettings, argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str]
 ) -> ProcessSpec:
-    """What is started, without its streams; UsageError for a user that it cannot run as."""
+    """The process to start, without its streams. Raises UsageError for a user that it cannot run
+    as.
+    """
     identity = None if settings.user is None else resolve_identity(settings.user)
     theirs = {} if identity is None else login_environment(identity)
     return ProcessSpec(
@@ -162,8 +164,8 @@ def process_spec(
 
 
 def health_probes(health: HealthSettings, *, port: int) -> ProbeSet:
-    """The probes that a `health` table means: liveness, and with `startup` a startup probe that
-    asks the same. `port` is where, for kinds that need one.
+    """The probes that a `health` table declares: liveness, and with `startup` a startup probe that
+    asks the same. `port` is for kinds that need one.
     """
     probe, startup = make_probe(health, port), _none_if_off(health.startup)
     return ProbeSet(
@@ -186,12 +188,12 @@ def health_probes(health: HealthSettings, *, port: int) -> ProbeSet:
 
 
 def bind_roots(settings: Settings, base: Path) -> tuple[Path, ...]:
-    """The directories below which containers may have binds."""
+    """The directories below which containers may bind files."""
     return tuple(base / root for root in settings.containers.bind_roots)
 
 
 def registry_defaults(settings: Settings, base: Path) -> RegistryDefaults:
-    """The settings that hold for every agent of the registry."""
+    """The settings that apply to every agent of the registry."""
     from longwatch.supervisor.containers.agent_registry import RegistryDefaults  # noqa: PLC0415 - only a file with a registry needs it
 
     return RegistryDefaults(
@@ -202,7 +204,7 @@ def registry_defaults(settings: Settings, base: Path) -> RegistryDefaults:
 
 
 def check_limits(limits: LimitsSettings) -> Iterator[Fault]:
-    """What only root may grant."""
+    """Yield the limits that only root may grant."""
     if os.geteuid() == 0:
         return
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -226,7 +228,7 @@ def check_limits(limits: LimitsSettings) -> Iterator[Fault]:
 
 
 def _readiness(ready: Readiness | None, probes: ProbeSet) -> Readiness | None:
-    """What makes it ready; None: what its probes mean, as also when those that it names are off."""
+    """What makes a program ready. None: its probes decide, also if it names probes that are off."""
     is_asked = (probes.liveness or probes.startup) is not None
     if (ready is Readiness.HEALTHY and not is_asked) or (
         ready is Readiness.PROBE and probes.readiness is None
@@ -244,7 +246,7 @@ def _none_if_off(seconds: float | str) -> float | None:
 
 
 class _PlanBuilder:
-    """One pass over all programs, which collects what is wrong with them."""
+    """Makes the plans of all programs, and collects their faults."""
 
     def __init__(
         self, settings: Settings, base: Path, environ: Mapping[str, str], source: str
@@ -255,7 +257,7 @@ class _PlanBuilder:
         self.source = source
         self.faults: list[Fault] = []
         self._notes: list[str] = []
-        """What `--debug` shows beside the faults: tracebacks of users' code."""
+        """Tracebacks of user code, which `--debug` shows beside the faults."""
 
     def program(self, name: str, program: ProgramSettings) -> ProgramPlan:
         cwd = self.base / (program.cwd or "")
@@ -280,7 +282,7 @@ class _PlanBuilder:
     def worker(
         self, name: str, worker: WorkerSettings, worker_environment: WorkerEnvironment
     ) -> list[ProgramPlan]:
-        """The plans of its processes; none if there is a fault."""
+        """The plans of the processes of a worker; empty if there is a fault."""
         cwd = self.base / (worker.cwd or "")
         if problem := directory_problem(cwd):
             self._add_fault(
@@ -326,7 +328,9 @@ class _PlanBuilder:
         return runner_plan(self.settings, config=config, environ=self.environ)
 
     def _process(self, name: str, program: ProgramSettings, cwd: Path) -> ProcessSpec:
-        """As its user, or, so that the rest can be looked at, as ours if there is no such user."""
+        """The process of a program. If its user does not exist, it is planned for ours, so that the
+        rest can be checked.
+        """
         with self._collecting_fault(name, "user") as refused:
             made = process_spec(program, program.argv, cwd=cwd, environ=self.environ)
         if refused:
@@ -348,7 +352,7 @@ class _PlanBuilder:
     def _check_machine(
         self, name: str, program: ProgramSettings, env: Mapping[str, str], cwd: Path
     ) -> None:
-        """At the machine: can it be started there, by these names, within these limits?"""
+        """Check that this machine can start it: with these names and within these limits."""
         problem = directory_problem(cwd)
         if problem:
             self._add_fault(
@@ -392,8 +396,8 @@ class _PlanBuilder:
     def _collecting_fault(
         self, name: str, key: str, *, kind: str = "program"
     ) -> Iterator[list[UsageError]]:
-        """What is refused inside is a fault of this key, and no reason to stop; the list has it
-        afterwards.
+        """Turn a UsageError inside the block into a fault of this key and go on. The list has the
+        error afterwards.
         """
         refused: list[UsageError] = []
         try:
@@ -411,7 +415,7 @@ class _PlanBuilder:
 
 
 def _is_relative(program: str) -> bool:
-    """Whether where it is depends on the directory it is started in."""
+    """Whether the path of the program depends on its working directory."""
     return "/" in program and not program.startswith("/")
 
 
@@ -423,7 +427,7 @@ def make_worker_plans(
     environ: Mapping[str, str],
     worker_environment: WorkerEnvironment,
 ) -> tuple[GroupInfo, list[ProgramPlan]]:
-    """Inspect the group of a worker and plan its processes; UsageError if it cannot run."""
+    """Inspect the group of a worker and plan its processes. Raises UsageError if it cannot run."""
     from longwatch.workers.preflight import WORKER_MODULE, inspect_group  # noqa: PLC0415 - only who has workers pays
 
     cwd = base / (worker.cwd or "")

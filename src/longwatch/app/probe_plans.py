@@ -1,4 +1,4 @@
-"""The tables `liveness`, `readiness` and `startup` turned into the probes of a plan."""
+"""Turns the tables `liveness`, `readiness` and `startup` into the probes of a plan."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from longwatch.supervisor.probes import (
 
 
 def declared_probes(settings: ProgramSettings | ContainerSettings, *, port: int = 0) -> ProbeSet:
-    """The probes that `liveness`, `readiness` and `startup` mean. `port` is where, for kinds that
-    need one, if a probe does not say.
+    """The probes that `liveness`, `readiness` and `startup` declare. `port` is for probes that need
+    a port and name none.
     """
     liveness, readiness, startup = settings.liveness, settings.readiness, settings.startup
     return ProbeSet(
@@ -50,7 +50,7 @@ def _probe_policy(probe: ProbeSettings, port: int) -> ProbePolicy:
 
 
 def make_probe(table: HealthSettings | ProbeSettings, port: int) -> Probe:
-    """What is asked, of a table of any kind; `port` is where, for kinds that need one."""
+    """The probe of a table of any kind. `port` is for kinds that need one."""
     match table.effective_kind:
         case "http":
             return HttpProbe(port=port, path=table.path)

@@ -1,7 +1,6 @@
-"""`longwatch run`: one command, kept up, with this process in the foreground or as PID 1.
+"""`longwatch run`: keeps one command up, with this process in the foreground or as PID 1.
 
-The way of a run: check what was asked for → open the logs → supervise one program, which leads →
-write out the logs.
+In order: check the settings → open the logs → supervise one program → write out the logs.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from longwatch.supervisor.supervisor import Supervisor
 
 
 def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Keep the command up until an end that is final; the exit code to pass on."""
+    """Keep the command up until it ends for good. Returns the exit code."""
     fill_standard_streams()
     run_settings = settings.run
     name = require_program_name(run_settings.name or program_name(command))
@@ -65,7 +64,7 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
         )
 
         def stop_by(received: int | None) -> StopPolicy | None:
-            """Pass on the signal that came, unless another is configured."""
+            """The stop policy with the received signal, unless a signal is configured."""
             if received is None or settings.run.stop_signal is not None:
                 return plan.stop
             return replace(plan.stop, signal=received)
@@ -76,14 +75,14 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
 
 
 def require_program_name(name: str) -> str:
-    """The program's output must not get into our own log."""
+    """Refuse the name of our own log, so that the output of the program does not get into it."""
     if name == SUPERVISOR_LOG:
         raise UsageError(f"the name {name!r} belongs to our own log; choose another with --name")
     return name
 
 
 def check_port(run: RunSettings) -> None:
-    """Somebody else on the port would answer our questions in the program's place."""
+    """Refuse a port that another process listens on: it would answer the health checks."""
     if not run.health.effective_enabled or run.health.effective_kind not in {"http", "tcp"}:
         return
     port = run.health.effective_port

@@ -59,17 +59,17 @@ from longwatch.store.database import Database
 from longwatch.store.url import open_database
 
 BEAT_INTERVAL = 5.0
-"""Seconds between two beats for a supervisor, at most."""
+"""Maximum seconds between two beats for a supervisor."""
 CLOSING_SECONDS = 5.0
-"""What the end may take beyond the drain budget: guardian, store and logs."""
+"""Seconds that the end may take beyond the drain budget: guardian, store and logs."""
 KILL_SECONDS = 2.0
-"""What the end may take after a second signal."""
+"""Seconds that the end may take after a second signal."""
 
 Flags = Mapping[str, object]
 
 
 def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
-    """Run until a signal; returns the exit code."""
+    """Run until a signal. Returns the exit code."""
     fill_standard_streams()
     loaded = load_config(path, environ, flags)
     settings = require_runner(loaded, environ)
@@ -86,7 +86,7 @@ def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
 
 
 def require_runner(loaded: LoadedConfig, environ: Mapping[str, str]) -> RunnerSettings:
-    """The runner of the file; ConfigError with everything that this machine does not have."""
+    """The settings of the runner. Raises ConfigError with everything that this machine lacks."""
     settings, source = loaded.settings.runner, loaded.display_path
     if settings is None:
         raise ConfigError(
@@ -112,7 +112,7 @@ def require_runner(loaded: LoadedConfig, environ: Mapping[str, str]) -> RunnerSe
 
 
 def runner_store_url(loaded: LoadedConfig, environ: Mapping[str, str], flags: Flags) -> str:
-    """The URL of the store. A relative path of the file begins at the file, any other one at the
+    """The URL of the store. A relative path in the file begins at the file, any other at the
     present directory.
     """
     assert loaded.settings.runner is not None
@@ -122,7 +122,9 @@ def runner_store_url(loaded: LoadedConfig, environ: Mapping[str, str], flags: Fl
 
 
 def open_runner_database(url: str) -> Database:
-    """The store, once it answers and its schema is up to date; a StoreError says the cure."""
+    """Open the store, and check that it answers and that its schema is current. Raises a StoreError
+    with the cure.
+    """
     database = open_database(url)
     assert database is not None, "the settings allow SQL stores alone"
     try:
@@ -212,13 +214,13 @@ class _RunnerCommand:
         error: BaseException | None,
         _: TracebackType | None,
     ) -> None:
-        """Stop the runner, unless a signal has done that."""
+        """Stop the runner, unless a signal has done so."""
         if error is not None:
             self._runner.stop()
 
     def _serve(self, undo: ExitStack) -> None:
-        """Serve health and metrics, each on its port unless that is off. The settings that are
-        shown have the ports in effect.
+        """Serve health and metrics, each on its port unless that is off. The shown settings get the
+        actual ports.
         """
         asked = self._settings
         for key, host, port, metrics in (
@@ -264,8 +266,8 @@ class _RunnerCommand:
         )
 
     def _end_agents(self) -> None:
-        """End the guardian, which kills its agents first. One that hangs does so when this process
-        is gone.
+        """End the guardian, which kills its agents first. A guardian that hangs does so when this
+        process is gone.
         """
         self._runner.guardian.stop(timeout=KILL_SECONDS)
 
@@ -283,7 +285,7 @@ class _RunnerCommand:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report to systemd, or to the supervisor: ready now, then a beat while the loop turns."""
+        """Report to systemd or the supervisor: ready now, then a beat while the loop runs."""
         if not self._notifier.is_enabled:
             yield
             return
@@ -298,7 +300,7 @@ class _RunnerCommand:
             self._notifier.send(WATCHDOG="1", STATUS=self._status())
 
     def _status(self) -> str:
-        """How it stands, for `longwatch status`."""
+        """The status text for `longwatch status`."""
         runner = self._runner
         connected, running = runner.connections.active(), len(runner.dispatcher.in_flight())
         text = f"{connected} of {len(self._settings.source)} sources connected, {running} running"

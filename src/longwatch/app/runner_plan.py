@@ -1,5 +1,5 @@
-"""The runner before it runs: whether this machine has what its settings need, and the plan by which
-`longwatch up` keeps it up.
+"""Checks that this machine has what the runner needs, and makes the plan by which `longwatch up`
+keeps the runner up.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from longwatch.supervisor.probes import NO_PROBES, HeartbeatProbe, ProbePolicy, 
 
 SHELL_EXAMPLE = '["sh", "-c", "…"]'
 EXTRA_GRACE = 10.0
-"""Seconds that the runner has, after its drain and the grace of its agents, before it is killed."""
+"""Seconds between the end of the drain with the grace of agents and the kill of the runner."""
 DIGEST_VARIABLE = f"{PREFIX}SETTINGS_DIGEST"
-"""Differs when the settings do, so that a reload restarts the runner."""
+"""The variable with a digest of the settings. It changes with them, so that a reload restarts the
+runner.
+"""
 _FILES = ("token_file", "ca_file", "cert_file", "key_file")
 _LIBRARIES = {"sse": ("aiohttp", "runner"), "mcp": ("mcp", "mcp")}
 
 
 def runner_plan(settings: Settings, *, config: Path, environ: Mapping[str, str]) -> ProgramPlan:
-    """`longwatch runner` on this file as one program. Its ports are off unless they are set."""
+    """The plan of `longwatch runner` on this file. Its ports are off unless they are set."""
     runner = settings.runner
     assert runner is not None
     options = [
@@ -76,7 +78,7 @@ def runner_plan(settings: Settings, *, config: Path, environ: Mapping[str, str])
 def runner_faults(
     runner: RunnerSettings, *, base: Path, environ: Mapping[str, str]
 ) -> Iterator[Fault]:
-    """What this machine does not have; `where` begins at the table of the runner."""
+    """Yield everything that this machine lacks. `where` begins at the table of the runner."""
     for name, source in runner.source.items():
         for fault in _source_faults(source, base, environ):
             yield Fault(f"source.{toml_key(name)}.{fault.where}", fault.problem, fault.cure)
@@ -107,7 +109,7 @@ def agent_environment(agent: AgentSpec, environ: Mapping[str, str]) -> dict[str,
 
 
 def make_workspace(root: Path) -> None:
-    """Make the directory of the workspaces; UsageError if that cannot be."""
+    """Make the directory of the workspaces. Raises UsageError if that fails."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

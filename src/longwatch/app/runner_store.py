@@ -1,5 +1,5 @@
-"""What a runner has stored, opened for one command and closed after it. A command that only looks
-makes nothing: no file, no tables.
+"""Opens the store of a runner for one command, and closes it after it. A command that only reads
+creates neither files nor tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunnerStore:
     shown: str
 
     def run(self, run_id: str) -> RunRecord:
-        """The run of that id; UsageError with the nearest one if there is none."""
+        """The run of this id. Raises UsageError with the nearest id if there is none."""
         found = self.runs.run(run_id)
         if found is None:
             near = [each.id for each in self.runs.runs(limit=1000)]
@@ -44,7 +44,7 @@ class RunnerStore:
         return found
 
     def require_source(self, name: str | None) -> None:
-        """UsageError with the nearest name if no runner ever had such a source."""
+        """Raise UsageError with the nearest name if no runner ever had this source."""
         if name is None:
             return
         names = [source.name for source in self.events.sources()]
@@ -61,7 +61,9 @@ class RunnerStore:
 def opened_runner_store(
     url: str | None, config: Path | None, environ: Mapping[str, str]
 ) -> Iterator[RunnerStore]:
-    """The store of a URL, else that of the file; UsageError if no runner has used it."""
+    """Open the store of a URL, else that of the file. Raises UsageError if no runner
+    has used it.
+    """
     chosen = url or configured_store_url(config, environ)
     database = open_database(chosen)
     if database is None:
@@ -81,7 +83,7 @@ def opened_runner_store(
 
 
 def configured_store_url(config: Path | None, environ: Mapping[str, str]) -> str:
-    """The URL of the store that the runner of the file has; without a file, the default."""
+    """The URL of the store in the settings of the runner; the default without a file."""
     if environ.get(variable_name("store_url")):
         return environ[variable_name("store_url")]
     is_named = config is not None or environ.get("LONGWATCH_CONFIG")
@@ -94,7 +96,7 @@ def configured_store_url(config: Path | None, environ: Mapping[str, str]) -> str
 
 
 def read_log(run: RunRecord, stream: str) -> bytes | None:
-    """What an agent wrote to a stream, as far as it is kept; None if its workspace is not here."""
+    """The kept output of an agent on a stream; None if its workspace is not on this machine."""
     try:
         return (Path(run.workspace) / f"{stream}.log").read_bytes()
     except OSError:

@@ -1,5 +1,5 @@
-"""`longwatch init`: a first `longwatch.toml`, with a program that runs and every other setting
-as a comment.
+"""`longwatch init`: writes a first `longwatch.toml`, with one program and every other setting as a
+comment.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from longwatch.errors import UsageError
 
 
 def example_config() -> str:
-    """The file that `init` writes; a line that begins with `#` and no space is a setting with
+    """The text of the file. A line that begins with `#` and no space is a setting with
     its default.
     """
     return (files("longwatch.app") / "example.toml").read_text(encoding="utf-8")
 
 
 def write_example_config(path: Path, *, force: bool) -> None:
-    """Write it where nothing is yet, or, with `force`, in place of what is there; UsageError if
-    it cannot be.
+    """Write the file. Raises UsageError if it exists and `force` is false, or if it cannot be
+    written.
     """
     try:
         (_replace if force else _create)(path)
@@ -47,9 +47,7 @@ def _create(path: Path) -> None:
 
 
 def _replace(path: Path) -> None:
-    """Through a link to what it names, and never half: a new file takes the place of the old
-    one.
-    """
+    """Replace the file atomically. A symbolic link is followed."""
     target = Path(os.path.realpath(path))
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -30,8 +30,8 @@ _MAX_FIRST_LINE = 256
 
 
 def program_name(command: Sequence[str]) -> str:
-    """What to call a program that was given no name: the command's base name, in letters that
-    suit a file name.
+    """The default name of a program: the base name of its command, in characters that suit a file
+    name.
     """
     return (
         re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(command[0]))[:64].lstrip(".") or "program"  # noqa: PTH119 - text only
@@ -48,7 +48,7 @@ def check_command(
     """Raise UsageError with the cure unless the command names an executable file, by its path or on
     the PATH.
 
-    `shell_example` is what to write for what a shell does.
+    `shell_example` shows how to use a shell instead.
     """
     program = command[0]
     if "/" in program:
@@ -71,7 +71,9 @@ def check_command(
 
 
 def working_directory(requested: str | None) -> Path:
-    """Where the program is to start, as an absolute path; UsageError unless it can be entered."""
+    """The working directory of the program as an absolute path. Raises UsageError unless it can be
+    entered.
+    """
     try:
         cwd = Path.cwd() / (requested or "")
     except FileNotFoundError:
@@ -85,13 +87,13 @@ def working_directory(requested: str | None) -> Path:
 
 
 def directory_problem(path: Path) -> str:
-    """Why nothing can be started in this directory; empty if something can."""
+    """Why no program can be started in this directory; empty if one can."""
     problem = path_problem(path) or ("" if path.is_dir() else "is not a directory")
     return problem or ("" if os.access(path, os.X_OK) else "cannot be entered (permission denied)")
 
 
 def path_problem(path: Path) -> str:
-    """Why there is nothing at this path; empty if there is something."""
+    """Why the path does not exist or cannot be reached; empty if it exists."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -129,7 +131,7 @@ def _is_executable(path: Path) -> bool:
 
 
 def _missing_interpreter(path: Path, cwd: Path) -> str | None:
-    """The interpreter that a script asks for in its first line, if it is not there."""
+    """The interpreter in the first line of a script, if it does not exist."""
     try:
         with path.open("rb") as file:
             match = _INTERPRETER.match(file.readline(_MAX_FIRST_LINE))
@@ -142,7 +144,7 @@ def _missing_interpreter(path: Path, cwd: Path) -> str | None:
 def _raise_not_found(
     program: str, cwd: Path, env: Mapping[str, str], shell_example: str
 ) -> NoReturn:
-    """Say which of the ways to miss a command this one was."""
+    """Raise UsageError with the reason why the command was not found."""
     if not program:
         raise UsageError("the command is empty; write the program first, then its arguments")
     here = cwd / program
@@ -180,8 +182,8 @@ _PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 
 def port_problem(port: int) -> str:
-    """Why a program could not listen on this port of 127.0.0.1; empty if it could, or if only it
-    may (a port below 1024).
+    """Why a program could not listen on this port of 127.0.0.1; empty if it could. A port that only
+    the program may open, one below 1024, counts as free.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,8 +195,8 @@ def port_problem(port: int) -> str:
 
 
 def busy_port_faults(settings: Settings, *, source: str = FILE_NAME) -> list[Fault]:
-    """The ports of programs that start by themselves which somebody else has; to be asked while
-    no program runs.
+    """The health ports that other processes occupy, for programs that start by themselves. Call it
+    while no program runs.
     """
     faults = []
     for name, program in settings.program.items():

@@ -1,7 +1,7 @@
-"""`longwatch up`: the programs of a file, kept up, with this process in the foreground or as PID 1.
+"""`longwatch up`: keeps the programs of a file up, with this process in the foreground or as PID 1.
 
-The way of it: read the file → look at the machine → open the logs → supervise until a signal →
-write out the logs.
+In order: read the file → check the machine → open the logs → supervise until a signal → write out
+the logs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_TAG_WIDTH = 16
 
 
 def up(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> int:
-    """Keep the programs of the file up until we are told to stop; the exit code to pass on."""
+    """Keep the programs of the file up until a stop signal. Returns the exit code."""
     fill_standard_streams()
     config_file = _ConfigFile(lambda: load_config(path, environ, flags), environ)
     loaded = config_file.loaded
@@ -87,7 +87,7 @@ def _supervise(
 def _serving_health(
     config_file: _ConfigFile, supervisor: Supervisor, clock: SystemClock
 ) -> AbstractContextManager[None]:
-    """Serve health and metrics of everything within the block, if the file names a port for it."""
+    """Serve health and metrics within the block, if the file names a port."""
     asked = config_file.loaded.settings.supervisor
     if asked.metrics_port == "off":
         return nullcontext()
@@ -131,12 +131,12 @@ def _shutdown_timeout(loaded: LoadedConfig) -> float | None:
 
 
 class _ConfigFile:
-    """The file, as it was read last."""
+    """The settings file as it was last read."""
 
     def __init__(self, load: Callable[[], LoadedConfig], environ: Mapping[str, str]) -> None:
         self.loaded = load()
         self.on_reload: Callable[[], None] = lambda: None
-        """Called once it was read again and found in order."""
+        """Called after each successful reload."""
         self.events = Events()
         self.supervisor: Supervisor | None = None
         self._worker_parent: WorkerParent | None = None
@@ -146,16 +146,18 @@ class _ConfigFile:
         self._environ = environ
         self._containers = AppContainers(environ=environ, events=self.events)
         self._file_plans: dict[str, ProgramPlan] = {}
-        """The plans of the file itself, without the agents of its registry."""
+        """The plans of the file, without the agents of its registry."""
 
     def log_to(self, console: Console) -> None:
-        """Where everything is told from now on."""
+        """Emit all events to this console from now on."""
         self._console = console
         self.events.subscribe(console.log)
         self._containers.report()
 
     def reload(self) -> Iterable[ProgramPlan]:
-        """The plans that stand in it now; ConfigError, and nothing is changed."""
+        """Read the file again and return its plans. Raises ConfigError, and then
+        changes nothing.
+        """
         loaded = self._load()
         if faults := [*_fixed_setting_faults(self.loaded, loaded)]:
             raise ConfigError(*faults)
@@ -166,7 +168,7 @@ class _ConfigFile:
         return planned.values()
 
     def open_logs(self, planned: Iterable[ProgramPlan]) -> None:
-        """Open the log files of programs here, so that the loop need not wait for the disk."""
+        """Open the log files of programs here, so that the loop does not wait for the disk."""
         assert self._console is not None
         for plan in planned:
             self._console.open_program_log(plan.name, plan.output)
@@ -186,9 +188,7 @@ class _ConfigFile:
         return {**planned, **self._containers.agents(taken={*planned})}
 
     def refresh(self) -> list[ProgramPlan]:
-        """The plans of the file as it was read last, with the agents of the registry as it is
-        now.
-        """
+        """The plans of the file as last read, with the agents of the registry at this moment."""
         agents = self._containers.agents(taken={*self._file_plans})
         planned = [*self._file_plans.values(), *agents.values()]
         with suppress(UsageError):  # `streams` does without a file then, and reports it
@@ -201,17 +201,17 @@ class _ConfigFile:
         return self._container_host
 
     def runtime_up(self) -> bool | None:
-        """Whether the container runtime answers; None if no container of the file has needed it."""
+        """Whether the container runtime answers; None if no container has needed it."""
         if self._container_host is None or not self.loaded.settings.has_containers:
             return None
         return self._container_host.is_known
 
     def worker_monitor(self) -> WorkerMonitor | None:
-        """The monitor of worker processes; None while the file has none."""
+        """The monitor of worker processes; None while the file has no worker."""
         return None if self._worker_parent is None else self._worker_parent.monitor
 
     def _worker_environment(self, uid: int | None) -> Mapping[str, str]:
-        """What worker processes find in their environment; the first of them needs a parent."""
+        """The environment of worker processes. The first worker creates the parent."""
         if self._worker_parent is None:
             from longwatch.workers.parent import WorkerParent  # noqa: PLC0415 - only who has workers pays
 
@@ -230,8 +230,8 @@ class _ConfigFile:
         return self._worker_parent.environment_for(uid)
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Connect the parent of workers and the registry with the supervisor, now or when there is
-        one.
+        """Connect the parent of workers and the registry with the supervisor, now or when they
+        exist.
         """
         self.supervisor = supervisor
         self._containers.follow(supervisor, self.refresh)
@@ -244,7 +244,7 @@ class _ConfigFile:
         self._containers.close()
 
     def streams(self, plan: ProgramPlan) -> Streams:
-        """Where a program's output goes."""
+        """The streams of a program."""
         settings = self.loaded.settings
         names = [
             plan.name,
@@ -264,8 +264,8 @@ class _ConfigFile:
         return streams._replace(since=partial(self._last_logged, plan.name))
 
     def _last_logged(self, name: str) -> float:
-        """When its log file was last written: an adopted container's output is copied from there
-        on. Now, where there is none.
+        """The time at which its log file was last written, else now. The output of an adopted
+        container is copied from there on.
         """
         try:
             assert self.loaded.state_dir is not None
@@ -275,7 +275,7 @@ class _ConfigFile:
 
 
 def _fixed_setting_faults(present: LoadedConfig, found: LoadedConfig) -> Iterator[Fault]:
-    """Settings that another file cannot change on a reload."""
+    """Yield a fault for each changed setting that a reload cannot change."""
     was, now = present.settings.supervisor, found.settings.supervisor
     for key, is_same in (
         ("state_dir", found.state_dir == present.state_dir),
@@ -291,7 +291,9 @@ def _fixed_setting_faults(present: LoadedConfig, found: LoadedConfig) -> Iterato
 
 
 def raise_open_file_limit() -> None:
-    """As many as we may, once the guardian runs: children get the limit that we were given."""
+    """Raise the limit of open files to the hard limit. Called after the guardian has started:
+    children keep the former limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
@@ -299,8 +301,8 @@ def raise_open_file_limit() -> None:
 
 
 def _delete_old_logs(loaded: LoadedConfig, known: Collection[str]) -> None:
-    """Remove log files of programs that are no more, once nobody has written to them for as long
-    as the ledger remembers.
+    """Delete log files of removed programs that were not written for as long as their records are
+    kept.
     """
     days = loaded.settings.supervisor.keep_days
     if loaded.state_dir is None or days == "off":

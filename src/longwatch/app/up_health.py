@@ -1,4 +1,4 @@
-"""The health and metrics port of `longwatch up`: one for everything that it runs.
+"""The health and metrics port of `longwatch up`, one for all programs.
 
     /health/live    the supervisor's loop turns: it beats every few seconds
     /health/ready   every program that is wanted up is ready; `/readyz` names those that are not
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
     from longwatch.workers.monitor import WorkerMonitor
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds that the supervisor has for a snapshot."""
+"""Seconds in which the supervisor must return a snapshot."""
 _BEAT_INTERVAL = 5.0
 _NOT_LIVE_AFTER = 30.0
 """Seconds without a beat of the supervisor's loop, or a check of the worker monitor."""
 _MAX_NAMED = 20
-"""Programs that an answer names at most."""
+"""Maximum number of programs in one answer."""
 _PROBE_VALUES = {ProbeState.SUCCESS.value: 1.0, ProbeState.FAILED.value: 0.0}
 _WORKERS, _THIS_PROCESS = range(2)
-"""Whose samples are merged; of one gauge the last value counts."""
+"""Whose samples are merged. The last value of a gauge counts."""
 
 
 class _Snapshot(NamedTuple):
-    """What holds at one moment. `runtime_up` is None where no container needs a runtime."""
+    """The state at one moment. `runtime_up` is None where no container needs a runtime."""
 
     programs: list[ProgramStatus]
     runtime_up: bool | None
 
 
 class UpHealth:
-    """Answers for one supervisor, from any thread.
+    """Serves the health and metrics of one supervisor. Thread-safe.
 
-    `settings` returns those in effect. `worker_monitor` returns the monitor of worker processes,
-    None while there are none. `runtime_up` says on the supervisor's loop whether the container
-    runtime answers, None where none is needed.
+    `settings` returns the settings in effect. `worker_monitor` returns the monitor of worker
+    processes, None without workers. `runtime_up` returns, on the supervisor's loop, whether the
+    container runtime answers; None where none is needed.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class UpHealth:
             yield
 
     async def _beat(self) -> None:
-        """Beat on the supervisor's loop, for as long as it turns."""
+        """Beat on the supervisor's loop while it runs."""
 
         async def one() -> None:
             self._heartbeat.beat()
@@ -122,7 +122,7 @@ class UpHealth:
         )
 
     def exposition(self) -> bytes:
-        """The metrics page. Blocks: on the supervisor for a second at most, and on the stores of
+        """The metrics page. Blocks on the supervisor for at most a second, and on the stores of
         workers.
         """
         merged = MergedSamples()
@@ -159,8 +159,8 @@ class UpHealth:
         return HealthReason.OK
 
     def _not_ready(self, programs: Iterable[ProgramStatus]) -> list[str]:
-        """Programs that are wanted up and not ready, each with its state. Those that have done
-        their work and the processes that run suspects for a while do not count.
+        """The programs that should be up and are not ready, each with its state. Completed programs
+        and processes for suspects do not count.
         """
         suspects = {name for group in self._settings().worker for name in suspect_names(group)}
         return [
@@ -175,7 +175,7 @@ class UpHealth:
     # --- gauges ---
 
     def _gauges(self) -> list[MetricSample]:
-        """The state of everything at one moment; nothing if the supervisor does not answer."""
+        """The state of everything at one moment; empty if the supervisor does not answer."""
         snapshot = self._take_snapshot()
         if snapshot is None:
             return []
@@ -189,7 +189,7 @@ class UpHealth:
         return gauges
 
     def _take_snapshot(self) -> _Snapshot | None:
-        """None if the supervisor does not run, or does not answer in time."""
+        """The state of the supervisor; None if it does not run, or does not answer in time."""
         loop = self._supervisor.loop
         if not (self._supervisor.started and loop.started):  # a call would start the loop again
             return None
@@ -203,7 +203,7 @@ class UpHealth:
 
 
 def program_gauges(program: ProgramStatus) -> Iterator[MetricSample]:
-    """The gauges of one program. A probe has one once it has passed or failed."""
+    """The gauges of one program. A probe has a gauge once it has passed or failed."""
     name = program["name"]
     yield MetricSample("longwatch_program_up", (name,), float(program["up"]))
     yield MetricSample("longwatch_program_ready", (name,), float(program["ready"]))
@@ -219,7 +219,7 @@ def _heartbeat_reason(heartbeat: Heartbeat) -> HealthReason:
 
 
 def _is_completed(program: ProgramStatus) -> bool:
-    """Whether it has ended well by itself, and is not started again for that."""
+    """Whether the program has ended well by itself, and is not started again."""
     last_end = program["last_end"]
     return bool(
         program["state"] == ProgramState.ENDED

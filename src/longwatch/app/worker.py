@@ -34,8 +34,8 @@ from longwatch.workers.rolling_restart import RollingRestart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """The options of `longwatch worker`. A health port of None: the group's own. `env`: added to
-    the environment of its processes.
+    """The options of `longwatch worker`. A health port of None: that of the group. `env` is added
+    to the environment of its processes.
     """
 
     import_path: str
@@ -49,7 +49,7 @@ class WorkerOptions:
 
 
 def worker(options: WorkerOptions, environ: Mapping[str, str]) -> int:
-    """Run the group in its processes until a signal; returns the exit code."""
+    """Run the group in its processes until a signal. Returns the exit code."""
     fill_standard_streams()
     require_program_name(options.name)
     clock = SystemClock()
@@ -133,8 +133,8 @@ class _WorkerCommand:
 def _serving_health(
     options: WorkerOptions, info: GroupInfo, health: WorkersHealth, clock: Clock
 ) -> Iterator[None]:
-    """Serve health and metrics of all workers on one port, that of the options or else the
-    group's own, and report to systemd.
+    """Serve health and metrics of all workers on the port of the options, else on that of the
+    group. Reports to systemd.
     """
     port = options.health_port if options.health_port is not None else info.health_port
     with ExitStack() as undo:
