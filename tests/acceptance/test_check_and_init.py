@@ -88,7 +88,7 @@ def test_init_does_not_write_over_a_file_unless_it_is_told_to(call: Command) -> 
     path = call.cwd / "longwatch.toml"
     path.write_text("mine")
     assert [
-        "'longwatch.toml' is there already; keep it, or write over it with --force"
+        "'longwatch.toml' exists already; keep it, or overwrite it with --force"
     ] == call.refused("init")
     assert "mine" == path.read_text()
     call.ok("init", "--force")
@@ -100,7 +100,7 @@ def test_init_with_force_writes_through_a_link(call: Command) -> None:
     (call.cwd / "real.toml").write_text("mine")
     (call.cwd / "longwatch.toml").symlink_to("real.toml")
     assert [
-        "'longwatch.toml' is there already; keep it, or write over it with --force"
+        "'longwatch.toml' exists already; keep it, or overwrite it with --force"
     ] == call.refused("init")
     call.ok("init", "--force")
     assert (call.cwd / "longwatch.toml").is_symlink()

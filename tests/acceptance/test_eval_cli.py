@@ -40,8 +40,8 @@ def test_a_dataset_is_run_scored_and_reported(place: EvalDirectory) -> None:
     begins, *progress = done.stderr.splitlines()
     run = begins.split()[-1]
     assert (
-        f"evaluation {run}: 21 samples; if it is cut short, go on: longwatch eval resume {run}"
-        == begins
+        f"evaluation {run}: 21 samples; if it is interrupted, resume it with: "
+        f"longwatch eval resume {run}" == begins
     )
     assert ("0 of 21 samples done", "21 of 21 samples done") == (progress[0], progress[-1])
     lines = done.stdout.splitlines()
@@ -141,7 +141,7 @@ def test_too_few_passed_is_exit_code_1(place: EvalDirectory) -> None:
     done = place.eval("run", file, "app:worse", "--min-pass-rate", "0.51")
     assert 1 == done.returncode
     assert (
-        "2 of 4 samples passed, less than the pass rate of 0.51 that was asked for"
+        "2 of 4 samples passed, less than the requested pass rate of 0.51"
         == done.stderr.splitlines()[-1]
     )
     run = done.stdout.split()[-2].removesuffix(":")
@@ -325,7 +325,7 @@ def test_processes_that_never_come_to_a_sample_are_given_up(place: EvalDirectory
     assert 100 == done.returncode
     last = done.stderr.splitlines()[-1]
     assert (
-        "longwatch: worker processes end before they come to a sample, and 2 are left; see "
+        "longwatch: worker processes end before they run a sample, and 2 samples are left; see "
         ".longwatch/evals/" in last
     )
     assert re.search(r"\.log, then: longwatch eval resume \S+$", last)
@@ -347,14 +347,14 @@ def test_told_to_stop_it_lets_what_is_at_work_finish_and_says_how_to_go_on(
         assert eventually(lambda: len(place.notes("begin")) == 3)
         at_work.process.send_signal(signum)
         at_work.wait_for_line(
-            "^stopping: the samples at work may finish; to end them too, say it once more$"
+            "^stopping: running samples may finish; signal once more to kill them$"
         )
         (place.cwd / "go").touch()
         assert 130 == at_work.wait()
     left = place.remaining(run)
     assert (
-        f"longwatch: interrupted with {left} samples left; go on: longwatch eval resume {run}\n"
-        == at_work.stderr_text.splitlines(True)[-1]
+        f"longwatch: interrupted with {left} samples left; resume with: "
+        f"longwatch eval resume {run}\n" == at_work.stderr_text.splitlines(True)[-1]
     )
     assert 30 - 3 >= left > 0
     assert (30, 0) == tuple(place.json_output("resume", run)[key] for key in ("passed", "errors"))
@@ -382,7 +382,7 @@ def test_without_its_guardian_it_ends_and_says_how_to_go_on(place: EvalDirectory
         [guardian] = psutil.Process(at_work.process.pid).children()
         guardian.kill()
         assert 75 == at_work.wait()
-    assert at_work.stderr_text.endswith(f"; go on: longwatch eval resume {run}\n")
+    assert at_work.stderr_text.endswith(f"; resume with: longwatch eval resume {run}\n")
     (place.cwd / "go").touch()
     assert 3 == place.json_output("resume", run)["passed"]
 
@@ -401,7 +401,7 @@ def test_another_store_is_named_by_its_url_and_may_be_named_otherwise_the_next_t
         "sqlite:///night.db",
     ) as at_work:
         run = at_work.wait_for_line(
-            r"^evaluation (\S+): 3 samples; if .* go on: longwatch eval resume \1 --store "
+            r"^evaluation (\S+): 3 samples; if .* resume it with: longwatch eval resume \1 --store "
             r"sqlite:///night.db$"
         )
         assert eventually(lambda: len(place.notes("begin")) == 3)
@@ -426,11 +426,11 @@ FAULTY = f"""{ONE}
 {{"id": "c", "input": 1, "label": 2}}
 """
 FAULTS = """\
-longwatch: bad.jsonl:2: is no JSON: Input data was truncated
+longwatch: bad.jsonl:2: is not JSON: Input data was truncated
 longwatch: bad.jsonl:4: has the id 'a', which line 1 has too; give each its own
 longwatch: bad.jsonl:5: has no id
 longwatch: bad.jsonl:6: has no input
-longwatch: bad.jsonl:7: has label, which no sample has; put it into input
+longwatch: bad.jsonl:7: has unknown keys: label; put them into input
 """
 EMPTY = (
     "longwatch: bad.jsonl: has no samples; write at least one: "
@@ -464,7 +464,10 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
         ("none.jsonl", "app:loop"),
         "the dataset none.jsonl cannot be read: no such file or directory",
     ),
-    (("ok.jsonl", "app"), "'app' names nothing; write it as module:name, such as shop.agent:loop"),
+    (
+        ("ok.jsonl", "app"),
+        "'app' is no import path; write it as module:name, such as shop.agent:loop",
+    ),
     (("ok.jsonl", "app:lopo"), "'app:lopo': app has no 'lopo'; did you mean loop?"),
     (
         ("ok.jsonl", "nowhere:loop"),
@@ -490,7 +493,7 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("ok.jsonl", "app:loop", "--evaluator", "judge"),
-        "'judge' names nothing; write it as module:name, such as shop.checks:judge",
+        "'judge' is no import path; write it as module:name, such as shop.checks:judge",
     ),
     (
         ("ok.jsonl", "app:loop", "--evaluator", "app:takes_one"),

@@ -198,7 +198,7 @@ UNUSABLE = {
     "flow_app:number": (
         "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one"
     ),
-    "flow_app:": "'flow_app:' names no group; write it as module:name",
+    "flow_app:": "'flow_app:' is no import path; write it as module:name",
     "broken:flow": "'broken:flow' cannot be used: ZeroDivisionError: division by zero (",
     "exits:flow": "'exits:flow' cannot be used: SystemExit: 3",
 }

@@ -54,7 +54,7 @@ REFUSED = {
         ["there is no module 'nothing', which 'nothing:group' names; looked in "],
     ),
     "no such name": ("", "app:gruop", ["app has no 'gruop'; did you mean group?"]),
-    "no target": ("", "app", ["'app' names no group; write it as module:name"]),
+    "no target": ("", "app", ["'app' is no import path; write it as module:name"]),
     "not a group": (
         "number = 5",
         "app:number",

@@ -307,7 +307,7 @@ def test_an_input_that_the_loop_does_not_take_is_an_error_at_once(
     subject = Subject(request_type=int)
     result = only(evaluate(subject, Dataset([Sample("a", "text")]), requests, results))
     expected = (
-        "PermanentError: the input is none that Subject takes: a request cannot be read: Expected "
+        "PermanentError: Subject cannot take the input: a request cannot be read: Expected "
         "`int`, got `str`"
     )
     assert (SampleEnd.ERROR, expected, []) == (result.ended, result.error, subject.calls)

@@ -260,7 +260,7 @@ def test_one_whose_facts_were_purged_is_told_so(store: Store) -> None:
     open_mailbox(store, "eval/night-1/spec").purge()
     with pytest.raises(
         UsageError,
-        match=r"^what was asked for in evaluation 'night-1' was removed from the store; run it "
+        match=r"^the spec of evaluation 'night-1' was removed from the store; run it "
         r"again$",
     ):
         find_evaluation(store, "night-1", url=store.url)

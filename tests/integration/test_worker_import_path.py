@@ -235,10 +235,10 @@ BROKEN = {
     ),
     "no Python": ("def x(:", ["SyntaxError: invalid syntax (things.py, line 12)"]),
     "an exit": ("import sys; sys.exit(0)", ["SystemExit: 0"]),
-    "a hard exit": ("import os; os._exit(0)", ["ended without a word"]),
+    "a hard exit": ("import os; os._exit(0)", ["ended without output"]),
     "a crash": (
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-        ["ended without a word"],
+        ["ended without output"],
     ),
     "a function that raises": (
         "def group(): raise RuntimeError('no')",
@@ -322,7 +322,7 @@ def test_it_is_imported_as_the_user_that_will_run_it(
     found = inspect_group("things:group", cwd=open_folder, env=clean_environment(), identity=nobody)
     assert (f"{nobody.uid} {nobody.gid} {' '.join(map(str, nobody.groups))}",) == found.loops
     stand_in.chmod(0o700)
-    with pytest.raises(UsageError, match="cannot be looked at: permission denied"):
+    with pytest.raises(UsageError, match="cannot be inspected: permission denied"):
         inspect_group("things:group", cwd=open_folder, env=clean_environment(), identity=nobody)
 
 

@@ -131,19 +131,19 @@ def test_other_samples_have_another_digest(other: list[Sample]) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("nope", "is no JSON: "),
-        ('{"id": "a", "input": 1', "is no JSON: "),
-        (b'{"id": "\xff", "input": 1}', "is no JSON: "),
-        ('{"id": "a", "input": NaN}', "is no JSON: "),
-        ("[" * 100_000, "is no JSON: "),
-        ("[1]", 'is no object; write {"id": …, "input": …, "expected": …}'),
-        ('"id"', 'is no object; write {"id": …, "input": …, "expected": …}'),
+        ("nope", "is not JSON: "),
+        ('{"id": "a", "input": 1', "is not JSON: "),
+        (b'{"id": "\xff", "input": 1}', "is not JSON: "),
+        ('{"id": "a", "input": NaN}', "is not JSON: "),
+        ("[" * 100_000, "is not JSON: "),
+        ("[1]", 'is not an object; write {"id": …, "input": …, "expected": …}'),
+        ('"id"', 'is not an object; write {"id": …, "input": …, "expected": …}'),
         ("{}", "has no id and no input"),
         ('{"input": 1}', "has no id"),
         ('{"id": "a"}', "has no input"),
         (
             '{"id": "a", "input": 1, "label": 1, "expect": 2}',
-            "has expect, label, which no sample has; put it into input",
+            "has unknown keys: expect, label; put them into input",
         ),
         (
             '{"id": "", "input": 1}',
@@ -193,7 +193,7 @@ def test_all_faults_are_told_at_once_and_a_repeated_id_names_both_lines(tmp_path
         tmp_path, '{"id": "a", "input": 1}', "{", '{"id": "a", "input": 2}', '{"input": 3}'
     )
     assert [
-        "samples.jsonl:2: is no JSON: Input data was truncated",
+        "samples.jsonl:2: is not JSON: Input data was truncated",
         "samples.jsonl:3: has the id 'a', which line 1 has too; give each its own",
         "samples.jsonl:4: has no id",
     ] == problems(path)
@@ -239,7 +239,7 @@ def test_samples_of_code_are_held_to_the_same_rules() -> None:
 def test_what_has_no_id_is_named_by_its_place(wrong: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^mine: has as number 2 no Sample with an id: .+; an id is text of 1 to 200 "
+        match=r"^mine: number 2 is no Sample with an id: .+; an id is text of 1 to 200 "
         r"characters$",
     ):
         Dataset([Sample("a", 1), wrong], name="mine")

@@ -363,8 +363,8 @@ def test_limits_that_only_root_may_grant_are_told(monkeypatch: pytest.MonkeyPatc
             "start as root"
         ),
         (
-            "limits.nice: must not be less than -5, which is all that we may; raise it, or start "
-            "as root"
+            "limits.nice: must not be less than -5, the lowest that this process may set; "
+            "raise it, or start as root"
         ),
     ] == [str(fault) for fault in check_limits(LimitsSettings(open_files=1025, nice=-6))]
 

@@ -30,7 +30,7 @@ class RefusedError(LongwatchError):
     """
 
     def __init__(self, response: ControlResponse) -> None:
-        super().__init__(str(response.get("error", "the supervisor refused and did not say why")))
+        super().__init__(str(response.get("error", "the supervisor refused without a reason")))
         self.response = response
         self.exit_code = int(response.get("exit_code", LongwatchError.exit_code))
 
@@ -44,7 +44,7 @@ def state_directory(flag: str | None, config: Path | None, environ: Mapping[str,
     chosen = flag or environ.get("LONGWATCH_STATE_DIR") or _configured_state_dir(config, environ)
     if chosen == "off":
         raise UsageError(
-            "the state directory is off, so there is nothing to look at; name one with --state-dir"
+            "the state directory is off, so no supervisor can be found; name one with --state-dir"
         )
     return Path(chosen)
 
@@ -95,7 +95,7 @@ def _configured_state_dir(config: Path | None, environ: Mapping[str, str]) -> st
     path = Path(named or CONFIG_FILE)
     if not named and not path.exists():
         return STATE_DIRECTORY
-    from longwatch.config.tomlfile import read_toml  # noqa: PLC0415 - only who has such a file waits for it
+    from longwatch.config.tomlfile import read_toml  # noqa: PLC0415 - needed only with a file
 
     table, faults = read_toml(path)
     value = table.get("state_dir", STATE_DIRECTORY)

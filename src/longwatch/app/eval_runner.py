@@ -58,7 +58,7 @@ def progress_display(total: int) -> Iterator[ShowProgress]:
 
 @contextmanager
 def _progress_bar(total: int) -> Iterator[ShowProgress]:
-    from rich.console import Console  # noqa: PLC0415 - only who sees a bar pays
+    from rich.console import Console  # noqa: PLC0415 - needed only for a bar
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         MofNCompleteColumn,
@@ -84,7 +84,7 @@ class _ProgressLines:
         part = done * _PROGRESS_STEPS // self._total if self._total else _PROGRESS_STEPS
         if part > self._last_shown:
             self._last_shown = part
-            print(f"{done} of {self._total} samples done", file=sys.stderr, flush=True)  # noqa: T201 - for whoever waits
+            print(f"{done} of {self._total} samples done", file=sys.stderr, flush=True)  # noqa: T201 - progress for the user
 
 
 _POLL_INTERVAL = 0.2
@@ -123,7 +123,7 @@ def run(
         opened_store(spec.store, auto_migrate=True) as store,
         closing(_EvalWorkers(full_spec, state, environ, resume_command)) as workers,
     ):
-        workers.check()  # what cannot be used is told before anything is written
+        workers.check()  # raises before anything is written
         _make_directories(state)
         evaluation = Evaluation(full_spec, store)
         evaluation.submit(dataset)
@@ -150,8 +150,8 @@ def _make_directories(state: Path) -> None:
 def _finish(evaluation: Evaluation, workers: _EvalWorkers, state: Path) -> EvalReport:
     if left := evaluation.remaining():
         _print_status(
-            f"evaluation {evaluation.spec.run}: {left} samples; if it is cut short, go on: "
-            f"{workers.resume_command}"
+            f"evaluation {evaluation.spec.run}: {left} samples; if it is interrupted, resume "
+            f"it with: {workers.resume_command}"
         )
         workers.run(evaluation)
     report = evaluation.report()
@@ -218,7 +218,7 @@ class _EvalWorkers:
             self._watch(evaluation)
         if left := evaluation.remaining():
             raise InterruptedEvaluationError(
-                f"interrupted with {left} samples left; go on: {self.resume_command}"
+                f"interrupted with {left} samples left; resume with: {self.resume_command}"
             )
 
     def _watch(self, evaluation: Evaluation) -> None:
@@ -230,8 +230,7 @@ class _EvalWorkers:
                 self._require_workers(left)
                 if self._clock.wait(self._stop_requested, _POLL_INTERVAL):
                     _print_status(
-                        "stopping: the samples at work may finish; to end them too, say it "
-                        "once more"
+                        "stopping: running samples may finish; signal once more to kill them"
                     )
                     return
             show(total)
@@ -292,10 +291,10 @@ class _EvalWorkers:
         try:
             self._supervisor.wait(0.0)
         except TryAgainError as error:
-            raise TryAgainError(f"{error}; go on: {self.resume_command}") from error
+            raise TryAgainError(f"{error}; resume with: {self.resume_command}") from error
         if self._failed_starts.count >= _MAX_FAILED_STARTS:
             raise NeedsOperatorError(
-                f"worker processes end before they come to a sample, and {left} are left; see "
+                f"worker processes end before they run a sample, and {left} samples are left; see "
                 f"{self._log_path}, then: {self.resume_command}"
             )
 
@@ -331,7 +330,7 @@ def _open_log(log: Path) -> Iterator[int]:
 
 
 def _print_status(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - to whoever waits
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - status for the user
 
 
 def exit_code_for(report: EvalReport, min_pass_rate: float | None) -> int:
@@ -339,7 +338,7 @@ def exit_code_for(report: EvalReport, min_pass_rate: float | None) -> int:
     if min_pass_rate is None or report.pass_rate >= min_pass_rate:
         return 0
     _print_status(
-        f"{report.passed} of {report.samples} samples passed, less than the pass rate of "
-        f"{min_pass_rate:g} that was asked for"
+        f"{report.passed} of {report.samples} samples passed, less than the requested pass rate of "
+        f"{min_pass_rate:g}"
     )
     return 1

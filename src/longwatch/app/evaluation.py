@@ -122,9 +122,7 @@ def find_evaluation(store: Any, run: str, *, url: str) -> Evaluation:
     spec_mailbox = _spec_mailbox(store, run)
     for delivery in spec_mailbox.backend.peek(limit=1):
         return Evaluation(msgspec.structs.replace(spec_mailbox.decode(delivery), store=url), store)
-    raise UsageError(
-        f"what was asked for in evaluation {run!r} was removed from the store; run it again"
-    )
+    raise UsageError(f"the spec of evaluation {run!r} was removed from the store; run it again")
 
 
 def _spec_mailbox(store: Any, run: str) -> Mailbox[EvalSpec]:
@@ -169,7 +167,7 @@ def _load_loop(import_path: str) -> MainLoop[Any, Any]:
 def _load(import_path: str, example: str) -> Any:
     if ":" not in import_path:
         raise UsageError(
-            f"{import_path!r} names nothing; write it as module:name, such as {example}"
+            f"{import_path!r} is no import path; write it as module:name, such as {example}"
         )
     with user_code_errors(import_path):
         return load_object(import_path)

@@ -203,7 +203,7 @@ def _start_error(error: SpawnError) -> LongwatchError:
     now.
     """
     if error.errno in _TRANSIENT_ERRNOS:
-        return TryAgainError(f"{error}; the machine is short of it, try again")
+        return TryAgainError(f"{error}; the machine lacks a resource, try again later")
     return UsageError(f"{error}; {_cure(error)}")
 
 

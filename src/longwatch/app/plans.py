@@ -222,7 +222,7 @@ def check_limits(limits: LimitsSettings) -> Iterator[Fault]:
     if limits.nice is not None and limits.nice < best:
         yield Fault(
             "limits.nice",
-            f"must not be less than {best}, which is all that we may",
+            f"must not be less than {best}, the lowest that this process may set",
             "raise it, or start as root",
         )
 
@@ -428,7 +428,7 @@ def make_worker_plans(
     worker_environment: WorkerEnvironment,
 ) -> tuple[GroupInfo, list[ProgramPlan]]:
     """Inspect the group of a worker and plan its processes. Raises UsageError if it cannot run."""
-    from longwatch.workers.preflight import WORKER_MODULE, inspect_group  # noqa: PLC0415 - only who has workers pays
+    from longwatch.workers.preflight import WORKER_MODULE, inspect_group  # noqa: PLC0415 - needed only with workers
 
     cwd = base / (worker.cwd or "")
     spec = process_spec(

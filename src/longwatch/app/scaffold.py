@@ -27,7 +27,7 @@ def write_example_config(path: Path, *, force: bool) -> None:
         (_replace if force else _create)(path)
     except FileExistsError:
         raise UsageError(
-            f"{str(path)!r} is there already; keep it, or write over it with --force"
+            f"{str(path)!r} exists already; keep it, or overwrite it with --force"
         ) from None
     except OSError as error:
         reason = os_reason(error)

@@ -127,7 +127,7 @@ def _check_path(path: Path, program: str) -> None:
 
 
 def _is_executable(path: Path) -> bool:
-    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113 - never raises, whatever stands on the PATH
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113 - never raises, whatever is on the PATH
 
 
 def _missing_interpreter(path: Path, cwd: Path) -> str | None:

@@ -52,7 +52,7 @@ def up(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object
             make_state_directory(loaded.state_dir)
             SupervisorLock.acquire(
                 loaded.state_dir
-            ).release()  # the one that is there has our ports, too: say that first
+            ).release()  # a running supervisor also has our ports: report it first
         if faults := busy_port_faults(loaded.settings, source=loaded.display_path):
             raise ConfigError(*faults)
         clock = SystemClock()
@@ -213,7 +213,7 @@ class _ConfigFile:
     def _worker_environment(self, uid: int | None) -> Mapping[str, str]:
         """The environment of worker processes. The first worker creates the parent."""
         if self._worker_parent is None:
-            from longwatch.workers.parent import WorkerParent  # noqa: PLC0415 - only who has workers pays
+            from longwatch.workers.parent import WorkerParent  # noqa: PLC0415 - needed only with workers
 
             log = self.loaded.settings.supervisor.log
             state = self.loaded.state_dir

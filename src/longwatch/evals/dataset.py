@@ -107,7 +107,7 @@ def _faults(samples: Sequence[Sample], name: str) -> Iterator[Fault]:
     if wrong is not None:
         yield Fault(
             name,
-            f"has as number {wrong} no Sample with an id: {repr(samples[wrong - 1])[:80]}",
+            f"number {wrong} is no Sample with an id: {repr(samples[wrong - 1])[:80]}",
             f"an id is {_ID_RULE}",
         )
         return
@@ -152,13 +152,13 @@ def _parse_sample(line: bytes) -> Sample:
     try:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ValueError(f"is no JSON: {error}") from None
+        raise ValueError(f"is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError('is no object; write {"id": …, "input": …, "expected": …}')  # noqa: TRY004 - one kind of fault
+        raise ValueError('is not an object; write {"id": …, "input": …, "expected": …}')  # noqa: TRY004 - one kind of fault
     if missing := [key for key in ("id", "input") if key not in found]:
         raise ValueError(f"has no {' and no '.join(missing)}")
     if unknown := sorted(found.keys() - {"id", "input", "expected"}):
-        raise ValueError(f"has {', '.join(unknown)}, which no sample has; put it into input")
+        raise ValueError(f"has unknown keys: {', '.join(unknown)}; put them into input")
     identity = str(found["id"]) if type(found["id"]) is int else found["id"]
     if not _is_valid_id(identity):
         raise ValueError(f"has an id that is not {_ID_RULE}, nor a whole number")

@@ -53,7 +53,7 @@ class EvalLoop(MainLoop[Sample, EvalResult]):
             return self.loop.decode_request(sample.input)
         except SerializationError as error:
             raise PermanentError(
-                f"the input is none that {type(self.loop).__name__} takes: {error}"
+                f"{type(self.loop).__name__} cannot take the input: {error}"
             ) from None
 
     async def _await_output(

@@ -112,7 +112,7 @@ class EventLog:
             return
         try:
             record = make()
-        except Exception as error:  # noqa: BLE001 - user data of any kind; the log must go on
+        except Exception as error:  # noqa: BLE001 - user data of any kind; logging must not fail
             record = self._failed_record(source, error)
         for sink in accepting:
             self._write(sink, record, source)

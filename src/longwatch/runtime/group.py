@@ -285,7 +285,7 @@ def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
         raise UsageError("a group needs at least one loop")
     given: list[str | None] = [getattr(loop, "name", None) for loop in loops]
     if len({id(loop) for loop in loops}) < len(loops):
-        raise UsageError("one loop is twice in this group; make another of its kind")
+        raise UsageError("this group has one loop twice; make a second instance")
     named = [name for name in given if name is not None]
     if duplicates := sorted({name for name in named if named.count(name) > 1}):
         raise UsageError(

@@ -28,7 +28,7 @@ class GroupHealth:
     `not_live_after` is not live: the watchdog has failed. None: never.
     """
 
-    def __init__(  # noqa: PLR0913 - the members and what is asked of them, each by name
+    def __init__(  # noqa: PLR0913 - the loops and their limits, each by name
         self,
         runners: Sequence[LoopRunner],
         *,

@@ -41,7 +41,7 @@ from longwatch.mailbox.reply import reply_and_settle
 from longwatch.runtime.context import MainLoopContext
 from longwatch.runtime.request import MainLoopRequest, MainLoopResult, OutputCheck, RequestDecoder
 
-DEADLINE_EXCEEDED = "deadline_exceeded: it had passed before the work began"
+DEADLINE_EXCEEDED = "deadline_exceeded: the deadline passed before the work began"
 _UNSENDABLE_ERRORS = (SerializationError, InvalidParameterError, UnsupportedError)
 
 HandleFunction = Callable[[Any, MainLoopContext], Any]

@@ -85,7 +85,7 @@ class WorkersHealth(Service):
         ):
             self._notifier.beat()
 
-    # --- what is asked ---
+    # --- health checks ---
 
     def _worker_reason(self, name: str) -> HealthReason:
         workers = [worker for worker in self._monitor.workers() if worker.program == name]

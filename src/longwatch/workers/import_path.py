@@ -48,7 +48,7 @@ def load_object(import_path: str) -> Any:
     is none.
     """
     module_name, name = split_import_path(import_path)
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - as it stands in sys.path
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     return _resolve(_import_module(module_name, import_path), name, import_path)
 

@@ -46,7 +46,8 @@ def split_import_path(import_path: str) -> tuple[str, str]:
     parts = [*module.split("."), *name.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
         raise UsageError(
-            f"{import_path!r} names no group; write it as module:name, such as shop.workers:group"
+            f"{import_path!r} is no import path; write it as module:name, such as "
+            f"shop.workers:group"
         )
     return module, name
 
@@ -81,7 +82,7 @@ def inspect_group(
         ) from None
     except OSError as error:
         raise UsageError(
-            f"{import_path!r} cannot be looked at: {os_reason(error)}: {error.filename}"
+            f"{import_path!r} cannot be inspected: {os_reason(error)}: {error.filename}"
         ) from None
     info = _parse_group_info(completed.stdout)
     if info is None:
@@ -110,4 +111,4 @@ def _import_error(problem: str, traceback: str) -> UsageError:
 
 def _last_line(output: bytes) -> str:
     lines = (line.strip() for line in reversed(output.decode(errors="replace").splitlines()))
-    return next(filter(None, lines), "the process that did ended without a word")
+    return next(filter(None, lines), "the importing process ended without output")
