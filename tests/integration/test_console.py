@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -164,3 +166,20 @@ def test_a_log_that_cannot_be_opened_at_the_start_is_refused(
         console.open_program_log("web", POLICY)
     with pytest.raises(UsageError, match="it is a symbolic link"):
         console.passthrough_streams("web", LogSettings())
+
+
+def test_warnings_and_log_calls_of_other_code_become_records_until_it_is_closed(
+    console: Console, tmp_path: Path
+) -> None:
+    former = logging.getLogger().handlers[:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        console.redirect_logging()
+        warnings.warn("odd", stacklevel=1)
+        logging.getLogger("library").warning("slow")
+        logging.getLogger("library").info("chatter")
+        console.close()
+    found = records(tmp_path / "logs" / "watchdog.log")
+    assert ["py.warnings", "library"] == [record["logger"] for record in found]
+    assert ("UserWarning: odd" in found[0]["message"], "slow") == (True, found[1]["message"])
+    assert former == logging.getLogger().handlers

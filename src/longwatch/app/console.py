@@ -236,6 +236,7 @@ class Console:
         if self._repeats is not None:
             self._repeats.write_summaries(everything=True)
         self._restore_logging()
+        self._restore_logging = lambda: None
         for writer in (self.out, self.err, *self._log_writers):
             writer.close(_CLOSE_TIMEOUT)
 
