@@ -174,7 +174,7 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         UsageError,
-        match=rf"needs {module}, which is not installed; run: pip install 'longwatch\[{extra}\]'",
+        match=rf"needs {module}, which is not installed; run: pip install '{module}\b",
     ):
         open_mailbox(url, "work")
 

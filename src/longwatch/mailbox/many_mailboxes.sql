@@ -1,4 +1,4 @@
--- Queries of `many_mailboxes.py`, the same on every database. `{among_…}` tests that a number is in
+-- Queries of `many_mailboxes.py`, the same on every database. A condition `among_…` tests that a number is in
 -- an array parameter.
 
 -- name: claimable
