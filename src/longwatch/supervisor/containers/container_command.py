@@ -31,8 +31,10 @@ _TIMEOUT_MARGIN = 2.0
 """Seconds that `timeout` in a container waits longer than the prober, which kills first."""
 _KILL_ROUNDS = 20
 _LATE_ROUNDS = 300
-_EMPTY_ROUNDS = 3
-"""How often nothing has to be found before nothing is left: a process that execs shows no mark."""
+_EMPTY_ROUNDS = 10
+"""How often nothing has to be found before nothing is left: a process that execs shows no mark, and
+on a busy machine it may stay there for a while.
+"""
 _KILL_ROUND_SECONDS = 0.05
 
 
@@ -70,7 +72,8 @@ class ContainerCommand:
                 raise RuntimeUnreachableError(str(error)) from None
             raise SpawnError(str(error)) from None
         finally:
-            if not await self._kill_leftovers(is_over=is_over) and not (is_over or limited):
+            killed = runtime.is_local and await self._kill_leftovers(is_over=is_over)
+            if not killed and not (is_over or limited):
                 self._host.events.emit(
                     ProbeProcessLeaked(program=self._spec.name, command=tuple(argv))
                 )
@@ -99,10 +102,11 @@ class ContainerCommand:
         runtime may only now start a command that was given up: that is waited for, at most a
         moment here and longer in the background.
         """
-        pid = self._state.pid
-        if not (self._host.is_known and self._host.connected.is_local and pid):
-            return False
-        if await self._kill_marked(rounds=1 if is_over else _KILL_ROUNDS) is None:
+        # also while the runtime does not answer: the processes are seen without it
+        if (
+            not self._state.pid
+            or await self._kill_marked(rounds=1 if is_over else _KILL_ROUNDS) is None
+        ):
             return False
         if not is_over and not self._was_found:
             self._host.run_in_background(self._kill_late())
