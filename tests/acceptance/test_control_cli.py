@@ -70,6 +70,16 @@ def end(cause: str, verdict: str, *, ago: float = 300.0) -> Facts:
     return {"cause": cause, "verdict": verdict, "at": time.time() - ago, "lasted": 5.0}
 
 
+NOT_MEASURED = {
+    "supervisor": os.getpid(),
+    "cpu_percent": None,
+    "cpu_seconds": None,
+    "memory_bytes": None,
+    "processes": None,
+}
+"""What `status` adds to the facts of a program about which a supervisor cannot say more."""
+
+
 class FakeSupervisor:
     """Answers with what the test wants, and keeps what it was asked."""
 
@@ -207,18 +217,15 @@ def test_status_shows_programs_that_are_as_they_are_wanted_and_exits_with_0(shel
     with fake_supervisor(shell.state, *programs):
         told = shell.output("status").split("\n")
     assert [
-        "program  state     pid  up for  restarts  ready                 last end",
-        (
-            "web      up       4711  90 s           3  yes                   exit 1, 5 min ago  "
-            "serving 12 clients"
-        ),
-        "api      up         12  2 h            0  no",
-        "worker   up       4711  90 s           0  yes, 2 checks failed",
-        (
-            "migrate  ended                         0                        exit 0, 5 min ago  "
-            "clean_exit"
-        ),
-        "old      stopped                       0",
+        "program  state     pid  up for  cpu  memory  restarts  ready",
+        "web      up       4711  90 s                        3  yes",
+        "  serving 12 clients; last end: exit 1, 5 min ago",
+        "api      up         12  2 h                         0  no",
+        "worker   up       4711  90 s                        0  yes",
+        "  2 checks failed",
+        "migrate  ended                                      0",
+        "  clean_exit; last end: exit 0, 5 min ago",
+        "old      stopped                                    0",
     ] == told
 
 
@@ -242,21 +249,19 @@ def test_status_shows_why_programs_are_not_up_and_what_comes_next_and_exits_with
     ]
     with fake_supervisor(shell.state, *programs):
         told = shell.output("status", code=1).split("\n")
-    by_hand = "`longwatch reset crash` starts it now"
     assert [
-        "program  state    pid  up for  restarts  ready  last end",
-        "crash    broken                       0         exit 1, 2 h ago    6 failures; one "
-        "trial in 4 min, " + by_hand,
-        (
-            "hanger   broken                       0                            5 hangs; "
-            "`longwatch reset hanger` starts it now"
-        ),
-        "flapper  waiting                      0                            starts again in 5 h",
-        (
-            "front    pending                      0                            waits for db: "
-            "ready, migrate: completed"
-        ),
-        "bad      ended                        0         exit 2, 5 min ago  configuration_error",
+        "program  state    pid  up for  cpu  memory  restarts  ready",
+        "crash    broken                                    0",
+        "  6 failures; one trial in 4 min, `longwatch reset crash` starts it now",
+        "  last end: exit 1, 2 h ago",
+        "hanger   broken                                    0",
+        "  5 hangs; `longwatch reset hanger` starts it now",
+        "flapper  waiting                                   0",
+        "  starts again in 5 h",
+        "front    pending                                   0",
+        "  waits for db: ready, migrate: completed",
+        "bad      ended                                     0",
+        "  configuration_error; last end: exit 2, 5 min ago",
     ] == told
 
 
@@ -281,7 +286,8 @@ def test_the_exit_code_of_status_says_whether_all_is_as_it_is_wanted(
     shell: Shell, facts: Facts, code: int
 ) -> None:
     with fake_supervisor(shell.state, facts):
-        assert json.loads(shell.output("status", "--json", code=code))["programs"] == [facts]
+        [told] = json.loads(shell.output("status", "--json", code=code))["programs"]
+    assert told == {**facts, **NOT_MEASURED}
 
 
 def test_status_asks_for_the_programs_that_are_named_and_json_is_the_answer_in_one_line(
@@ -289,11 +295,24 @@ def test_status_asks_for_the_programs_that_are_named_and_json_is_the_answer_in_o
 ) -> None:
     with fake_supervisor(shell.state, program()) as supervisor:
         told = json.loads(shell.output("status", "web", "api", "--json"))
+        assert isinstance(supervisor.answer, dict)
+        [facts] = supervisor.answer["programs"]
         assert {
             "ok": True,
-            **(supervisor.answer if isinstance(supervisor.answer, dict) else {}),
+            **supervisor.answer,
+            "programs": [{**facts, **NOT_MEASURED}],
+            "supervisors": [
+                {
+                    "command": None,
+                    "version": "1",
+                    "pid": os.getpid(),
+                    "guardian_pid": None,
+                    "started_at": None,
+                }
+            ],
         } == told
-        assert ["web", "api"] == supervisor.requests[0]["programs"]
+        assert [["web", "api"]] * 2 == [request["programs"] for request in supervisor.requests]
+        assert ["usage", "status"] == [request["do"] for request in supervisor.requests]
 
 
 def test_status_without_programs_says_so(shell: Shell) -> None:
@@ -318,6 +337,7 @@ def test_what_programs_say_of_themselves_cannot_move_the_cursor(shell: Shell) ->
         ("restart", "x"),
         ("reset", "x"),
         ("reload",),
+        ("down",),
     ],
 )
 def test_without_a_supervisor_a_command_says_so_and_makes_nothing(
@@ -453,7 +473,8 @@ def test_reload_tells_what_changed_or_every_fault(shell: Shell) -> None:
     with fake_supervisor(shell.state) as supervisor:
         supervisor.answer = {"added": ["a", "b"], "changed": ["c"], "updated": [], "removed": ["d"]}
         assert "added: a, b\nchanged: c\nremoved: d" == shell.output("reload")
-        assert {"ok": True, **supervisor.answer} == json.loads(shell.output("reload", "--json"))
+        told = json.loads(shell.output("reload", "--json"))
+        assert {"ok": True, "programs": [], **supervisor.answer} == told
         supervisor.answer = {"added": [], "changed": [], "updated": [], "removed": []}
         assert "nothing has changed" == shell.output("reload")
         supervisor.answer = ConfigError(

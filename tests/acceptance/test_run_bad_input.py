@@ -444,10 +444,11 @@ def test_a_state_directory_below_a_file_is_told_the_ways_out(
 
 
 def test_a_state_directory_without_permission_is_told_the_ways_out(unprivileged: Refusal) -> None:
+    """One that was asked for; without the default one, the command runs all the same."""
     unprivileged.cwd.chmod(0o555)
-    line = unprivileged("--", *CHILD)
+    line = unprivileged("--state-dir", "state", "--", *CHILD)
     cure = "choose another with --state-dir DIR, or keep no files with --state-dir off"
-    assert f"cannot write to the state directory '.longwatch' (permission denied); {cure}" == line
+    assert f"cannot write to the state directory 'state' (permission denied); {cure}" == line
 
 
 def test_a_log_directory_without_permission_is_told_the_ways_out(unprivileged: Refusal) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from polling import complete_lines, eventually
 from run_process import (
     NO_BACKOFF_OPTIONS,
     PYTHON,
@@ -86,10 +87,11 @@ def test_every_line_of_our_log_is_json_with_the_five_fields(
     assert [
         "supervisor_started",
         "settings_loaded",
+        "health_checks_off",
         "program_started",
         "unexpected_exit",
         "restart_scheduled",
-    ] == told[:5]
+    ] == told[:6]
     assert "supervisor_stopped" == told[-1]
 
 
@@ -237,6 +239,7 @@ def test_a_log_file_that_is_deleted_comes_back(longwatch_bin: Path, tmp_path: Pa
         longwatch_bin, tmp_path, [*PYTHON, SPEAKS_ON_REQUEST], options=("--name", "talker")
     ) as run:
         assert "line 1" == run.next_line()
+        assert eventually(lambda: ["line 1"] == complete_lines(run.logs / "talker.log"))
         for path in list(run.logs.iterdir()):
             path.unlink()
         run.signal(signal.SIGUSR1)

@@ -43,8 +43,24 @@ FACTS = {
     "status_text",
     "critical",
     "log",
+    "group",
+    "supervisor",
+    "cpu_percent",
+    "cpu_seconds",
+    "memory_bytes",
+    "processes",
 }
-ABOUT = {"ok", "programs", "pid", "guardian_pid", "version", "started_at", "state_dir"}
+ABOUT = {
+    "ok",
+    "programs",
+    "supervisors",
+    "command",
+    "pid",
+    "guardian_pid",
+    "version",
+    "started_at",
+    "state_dir",
+}
 
 
 def one_line(done: subprocess.CompletedProcess[str], *, code: int) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ import pytest
 from longwatch.core.clock import Wakeup
 from longwatch.errors import TryAgainError, UsageError
 from longwatch.supervisor.supervisor_lock import (
+    ENTRY_DIRECTORY,
     LOCK_FILE,
     RunningSupervisor,
     SupervisorLock,
     find_supervisor,
+    find_supervisors,
 )
 from longwatch.testing import FakeClock
 from polling import eventually
@@ -236,3 +239,89 @@ def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="ask as the user who started it"):
         find_supervisor(tmp_path)
     assert "precious" == (tmp_path / "other").read_text()
+
+
+# --- several that share a directory ---
+
+
+def test_those_that_share_are_found_after_the_one_that_has_the_lock_oldest_first(
+    tmp_path: Path,
+) -> None:
+    locks = [
+        SupervisorLock.share(tmp_path, "worker", clock=FakeClock(wall=200.0)),
+        SupervisorLock.share(tmp_path, "run", clock=FakeClock(wall=100.0)),
+        SupervisorLock.acquire(tmp_path, clock=FakeClock(wall=300.0), command="up"),
+    ]
+    for lock in locks:
+        lock.publish_socket(SOCKET)
+
+    assert ["up", "run", "worker"] == [each.command for each in find_supervisors(tmp_path)]
+    assert all(each.is_running for each in find_supervisors(tmp_path))
+    for lock in locks:
+        lock.release()
+    assert "no supervisor runs on" in refusal(tmp_path)
+    assert [] == [*(tmp_path / ENTRY_DIRECTORY).iterdir()]
+
+
+def test_the_file_of_one_that_shares_is_its_owners_alone(tmp_path: Path) -> None:
+    lock = SupervisorLock.share(tmp_path, "run")
+    [entry] = (tmp_path / ENTRY_DIRECTORY).iterdir()
+
+    assert (0o600, 0o700) == (entry.stat().st_mode & 0o777, entry.parent.stat().st_mode & 0o777)
+    lock.release()
+
+
+def test_one_that_shares_and_has_no_socket_yet_is_starting(tmp_path: Path) -> None:
+    lock = SupervisorLock.share(tmp_path, "run")
+
+    assert "is just starting" in refusal(tmp_path)
+    lock.release()
+    lock.release()
+
+
+KILLED = """
+    import os, signal
+    from pathlib import Path
+    from longwatch.supervisor.supervisor_lock import SupervisorLock
+    lock = SupervisorLock.share(Path({state!r}), "run")
+    lock.publish_socket(Path("/gone"))
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+
+
+def kill_one_that_shares(state: Path) -> None:
+    with run_snippet(KILLED.format(state=str(state))) as killed:
+        assert (-signal.SIGKILL, "") == killed.wait()
+
+
+def test_one_that_was_killed_is_told_until_the_next_one_starts(tmp_path: Path) -> None:
+    kill_one_that_shares(tmp_path)
+    assert "was killed; start it again with `longwatch run`" in refusal(tmp_path)
+
+    SupervisorLock.share(tmp_path, "worker").release()
+    assert "no supervisor runs on" in refusal(tmp_path)
+
+
+def test_one_that_takes_the_lock_removes_what_killed_ones_left_too(tmp_path: Path) -> None:
+    kill_one_that_shares(tmp_path)
+    SupervisorLock.acquire(tmp_path).release()
+
+    assert "no supervisor runs on" in refusal(tmp_path)
+
+
+def test_many_that_start_at_once_do_not_take_each_other_for_killed(tmp_path: Path) -> None:
+    """A file is removed only under its lock, and one that lost its file makes another."""
+    with ThreadPoolExecutor(8) as pool:
+        locks = list(pool.map(lambda _: SupervisorLock.share(tmp_path, "run"), range(64)))
+    for lock in locks:
+        lock.publish_socket(SOCKET)
+
+    assert 64 == len(find_supervisors(tmp_path))
+    for lock in locks:
+        lock.release()
+
+
+def test_a_directory_that_cannot_be_shared_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / ENTRY_DIRECTORY).touch()
+    with pytest.raises(FileExistsError):
+        SupervisorLock.share(tmp_path, "run")

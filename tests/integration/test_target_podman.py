@@ -15,7 +15,7 @@ from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.host.capture import LineSink
 from longwatch.host.loop import EventLoopThread
-from longwatch.supervisor.containers.container_command import _cgroup_pids, kill_processes
+from longwatch.supervisor.containers.container_command import cgroup_pids, kill_processes
 from longwatch.supervisor.containers.container_host import ContainerHost
 from longwatch.supervisor.containers.container_spec import Bind, ContainerSpec, PullPolicy
 from longwatch.supervisor.containers.container_target import ContainerTarget
@@ -79,7 +79,7 @@ class PodmanHarness(TargetHarness):
 
     async def count_processes(self, target: Target) -> int:
         pid = await self._pid(target)
-        pids = _cgroup_pids(pid, Path("/proc")) if pid else ()
+        pids = cgroup_pids(pid) if pid else ()
         return sum(map(is_living, pids or ()))
 
     async def repair(self, target: Target) -> None:

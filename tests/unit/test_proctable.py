@@ -111,3 +111,14 @@ def test_a_strike_goes_to_every_group_but_our_own_in_which_a_child_may_still_be(
         ],
     )
     assert {(66, 9), (5, 9), (6, 9), (7, 9), (8, 9)} == set(struck)
+
+
+def test_the_usage_of_a_process_includes_children_that_it_waited_for(proc: FakeProc) -> None:
+    proc.add(200)
+    fields = (proc.root / "200" / "stat").read_text().rpartition(") ")
+    words = fields[2].split()
+    words[11:15], words[21] = ["1", "20", "300", "4000"], "77"
+    (proc.root / "200" / "stat").write_text(f"{fields[0]}) {' '.join(words)}\n")
+
+    assert (4321, 77) == proc.table().usage(200)
+    assert proc.table().usage(999) is None

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from longwatch.cli.status_table import HEADERS, MAX_REASON_CHARS, status_line, status_table
+from longwatch.cli.status_table import (
+    HEADERS,
+    MAX_REASON_CHARS,
+    shorten_middle,
+    status_line,
+    status_lines,
+    status_table,
+    text_width,
+)
 
 NOW = 1000.0
 PENDING = {"state": "pending", "failures": 0, "reason": ""}
@@ -42,16 +50,16 @@ def container(**facts: Any) -> dict[str, Any]:
 
 
 def note(**facts: Any) -> str:
-    """The last column of its row."""
-    marked = container(**facts, last_end={"cause": "MARK", "at": NOW})
-    [_, row] = status_table([marked], now=NOW)
-    return row.partition("MARK, 0 s ago")[2].strip()
+    """What is below its row."""
+    return "; ".join(
+        line.strip() for line in status_table([container(**facts)], now=NOW, width=200)[2:]
+    )
 
 
 def test_a_container_without_a_pid_has_an_empty_column() -> None:
     head, row = status_table([container()], now=NOW)
 
-    assert [word for word in HEADERS if word] == [word for word in head.split("  ") if word.strip()]
+    assert [*HEADERS] == [word.strip() for word in head.split("  ") if word.strip()]
     assert ["agent", "up", "5", "s", "0", "yes"] == row.split()
 
 
@@ -170,3 +178,128 @@ def test_a_status_without_the_facts_of_containers_has_a_row_too() -> None:
         del old[fact]
 
     assert ["agent", "up", "5", "s", "0", "no"] == status_table([old], now=NOW)[1].split()
+
+
+def test_a_row_has_the_share_of_a_core_and_the_memory_of_the_tree() -> None:
+    used = container(pid=7, cpu_percent=312.4, memory_bytes=300 << 20)
+
+    _, row = status_table([used], now=NOW)
+
+    assert ["agent", "up", "7", "5", "s", "312%", "300", "MiB", "0", "yes"] == row.split()
+
+
+def test_large_memory_is_told_in_gibibytes() -> None:
+    assert "12 GiB" in status_table([container(memory_bytes=12 << 30)], now=NOW)[1]
+
+
+def test_the_last_end_and_failed_checks_are_below_the_row() -> None:
+    end = {"cause": "exit 1", "at": NOW - 300}
+
+    assert "2 checks failed; last end: exit 1, 5 min ago" == note(health_failures=2, last_end=end)
+
+
+@pytest.mark.parametrize("name", ["n" * 200, "部" * 60, "e\u0301" * 90])
+def test_no_line_is_wider_than_80_columns_whatever_the_names_and_notes_are(name: str) -> None:
+    """With every other column as wide as it gets."""
+    programs = [
+        container(
+            name=f"{name}-{number}",
+            state="starting",
+            pid=4_194_304,
+            uptime=200_000.0,
+            cpu_percent=12_345.6,
+            memory_bytes=9999 << 20,
+            total_restarts=12_345,
+            health_failures=3,
+            status_text=name,
+            last_end={"cause": "signal 15", "at": 0.0},
+        )
+        for number in (1, 2)
+    ]
+
+    lines = status_table(programs, now=NOW, width=80)
+
+    assert max(map(text_width, lines)) <= 80
+    assert [1, 1] == [
+        sum(f"-{number} starting" in " ".join(line.split()) for line in lines) for number in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("worker-12", 9, "worker-12"),
+        ("worker-number-12", 9, "work…r-12"),
+        ("部部部部部", 6, "部…部"),
+        ("ab", 1, "…"),
+    ],
+)
+def test_a_long_name_loses_its_middle(name: str, width: int, shown: str) -> None:
+    assert shown == shorten_middle(name, width)
+
+
+def test_notes_share_a_line_only_if_they_fit_in_it() -> None:
+    end = {"cause": "exit 1", "at": NOW}
+    facts = container(status_text="x" * 60, last_end=end)
+
+    assert ["  " + "x" * 60, "  last end: exit 1, 0 s ago"] == status_table([facts], now=NOW)[2:]
+
+
+BROKEN = {"state": "broken", "up": False, "ready": False}
+ENDED = {"state": "ended", "up": False, "ready": False}
+COLOURS: dict[str, tuple[dict[str, Any], str]] = {
+    "ready": ({}, "32"),
+    "not ready": ({"ready": False}, "33"),
+    "starting": ({"state": "starting", "up": False, "ready": False}, "33"),
+    "waiting": ({"state": "waiting", "up": False, "ready": False}, "33"),
+    "broken": (BROKEN, "31"),
+    "ended badly": ({**ENDED, "last_end": {"cause": "", "at": 0, "verdict": "fatal"}}, "31"),
+    "ended well": ({**ENDED, "last_end": {"cause": "", "at": 0, "verdict": "clean_exit"}}, "2"),
+    "stopped": ({"state": "stopped", "up": False, "ready": False}, "2"),
+}
+
+
+@pytest.mark.parametrize("case", COLOURS)
+def test_the_colour_says_whether_a_state_is_good(case: str) -> None:
+    facts, colour = COLOURS[case]
+    plain = status_table([container(**facts)], now=NOW)
+    state = container(**facts)["state"]
+
+    coloured = status_table([container(**facts)], now=NOW, colour=True)
+
+    assert f"\x1b[{colour}m{state}\x1b[0m" in coloured[1]
+    assert plain == [
+        line.replace(f"\x1b[{colour}m", "").replace("\x1b[0m", "") for line in coloured
+    ]
+
+
+def test_several_supervisors_have_a_table_each() -> None:
+    response = {
+        "supervisors": [{"command": "run", "pid": 1}, {"command": "", "pid": 2}],
+        "programs": [
+            container(name="web", supervisor=1, status_text=""),
+            container(name="job", supervisor=2),
+        ],
+    }
+
+    lines = status_lines(response, now=NOW, width=80, colour=False)
+
+    assert ["longwatch run, pid 1", "longwatch supervisor, pid 2"] == [
+        line for line in lines if line.startswith("longwatch ")
+    ]
+    assert lines.index("longwatch run, pid 1") + 2 == _row_of("web", lines)
+    assert lines.index("longwatch supervisor, pid 2") + 2 == _row_of("job", lines)
+
+
+def _row_of(name: str, lines: list[str]) -> int:
+    return next(number for number, line in enumerate(lines) if line.startswith(name))
+
+
+def test_the_cure_of_a_broken_program_is_not_cut() -> None:
+    breaker = {"phase": "open", "reason": "6 failures in 60 s", "cooldown_left": 300.0}
+    facts = container(**BROKEN, name="a-name-of-some-length", breaker=breaker)
+
+    assert [
+        "  6 failures in 60 s",
+        "  one trial in 5 min, `longwatch reset a-name-of-some-length` starts it now",
+    ] == status_table([facts], now=NOW)[2:]

@@ -8,6 +8,7 @@ where blocking is allowed: before the supervisor starts, and by the thread that 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from longwatch.config.tables import LogFileSettings
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Level
+from longwatch.core.events.supervisor import StateDirectoryUnavailable
 from longwatch.errors import UsageError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.nonblocking_writer import NonblockingWriter, flush_all
@@ -104,11 +106,18 @@ class Console:
 
     `logs/watchdog.log` gets the supervisor's JSON lines and `logs/NAME.log` the output of a
     program. Both are below the state directory, and absent without one. Stdout and stderr are for
-    people and container runtimes.
+    people and container runtimes. With `program`, this process is itself a program of that name:
+    what it logs at its level is its output as well.
     """
 
     def __init__(
-        self, log: LogSettings, *, state: Path | None, clock: Clock, environ: Mapping[str, str]
+        self,
+        log: LogSettings,
+        *,
+        state: Path | None,
+        clock: Clock,
+        environ: Mapping[str, str],
+        program: str = "",
     ) -> None:
         self.out = NonblockingWriter(1, name="longwatch-stdout")
         self.err = NonblockingWriter(2, name="longwatch-stderr")
@@ -145,6 +154,9 @@ class Console:
         if self._own_log is not None:
             own = self._own_log.writer
             sinks.append(LogSink(writer=own, format_record=to_json, level=Level.DEBUG))
+        policy = OutputPolicy(max_bytes=log.max_bytes, keep=log.keep)
+        if program and (output := self._program_log(program, policy)) is not None:
+            sinks.append(LogSink(writer=output, format_record=to_json, level=log.level))
         self.log = EventLog(sinks, clock=clock)
 
     def redirect_logging(self) -> None:
@@ -298,6 +310,38 @@ def fill_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+class StateDirectoryError(UsageError):
+    """The file system does not let us write to the state directory."""
+
+
+def usable_state_directory(
+    state: Path | None, *, is_default: bool
+) -> tuple[Path | None, StateDirectoryUnavailable | None]:
+    """The state directory, made if it is new. The default one may be missing, as in a container
+    whose files are read-only: then there is none, and the event says why. UsageError for one that
+    was asked for.
+    """
+    if state is None:
+        return None, None
+    try:
+        make_state_directory(state)
+        if is_default:
+            (state / "logs").mkdir(mode=0o700, exist_ok=True)
+            _require_writable(state, state / "logs")
+    except (StateDirectoryError, OSError) as error:
+        if not is_default:
+            raise
+        reason = os_reason(error) if isinstance(error, OSError) else str(error)
+        return None, StateDirectoryUnavailable(path=str(state), reason=reason)
+    return state, None
+
+
+def _require_writable(*directories: Path) -> None:
+    for directory in directories:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+
 def make_state_directory(state: Path) -> None:
     """Make the state directory, for its owner alone and ignored by git. Raises UsageError if that
     fails, or if any other user can write to it.
@@ -308,7 +352,7 @@ def make_state_directory(state: Path) -> None:
         with suppress(FileExistsError), (state / ".gitignore").open("x") as ignore:
             ignore.write("*\n")
     except OSError as error:
-        raise UsageError(
+        raise StateDirectoryError(
             f"cannot write to the state directory {str(state)!r} "
             f"({os_reason(error)});"
             " choose another with --state-dir DIR, or keep no files with --state-dir off"

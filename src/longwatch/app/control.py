@@ -1,4 +1,4 @@
-"""The commands about a running supervisor: find it, send a request, judge the response.
+"""The commands about running supervisors: find them, send requests, judge the responses.
 
 Kept light, so that `longwatch status` is fast: it needs no event loop, and only one setting.
 """
@@ -6,12 +6,28 @@ Kept light, so that `longwatch status` is fast: it needs no event loop, and only
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from longwatch.errors import ConfigError, Fault, LongwatchError, UsageError
-from longwatch.supervisor.client import ControlResponse, send_request
-from longwatch.supervisor.supervisor_lock import find_supervisor
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.deadline import Deadline
+from longwatch.core.suggest import did_you_mean
+from longwatch.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    Fault,
+    LongwatchError,
+    TryAgainError,
+    UsageError,
+)
+from longwatch.supervisor.client import (
+    ControlResponse,
+    NoAnswerError,
+    ProcessWatch,
+    send_request,
+)
+from longwatch.supervisor.supervisor_lock import RunningSupervisor, find_supervisors
 
 JsonObject = dict[str, Any]
 
@@ -21,6 +37,11 @@ QUERY_TIMEOUT = 10.0
 """Seconds to wait for the answer to a query."""
 COMMAND_TIMEOUT = 3600.0
 """Seconds that a command may take that waits for programs to stop."""
+SAMPLE_SECONDS = 0.3
+"""Over which the CPU share of programs is measured: the kernel counts in hundredths of a second."""
+_END_POLL_SECONDS = 0.02
+_RUNNER_COMMANDS = frozenset({"status", "usage", "stop", "down"})
+_SUPERVISOR_FACTS = ("command", "version", "pid", "guardian_pid", "started_at")
 _CLEAN_ENDS = frozenset({"clean_exit", "intentional_signal", "stopped", "shutdown_complete"})
 
 
@@ -61,21 +82,177 @@ def request(  # noqa: PLR0913 - one argument a field of the request, and how lon
 ) -> ControlResponse:
     """Request an action on these programs, or on all if `everything` is True.
 
-    Raises RefusedError if the supervisor refuses.
+    With several supervisors, each gets the programs that it has. Raises RefusedError if one
+    refuses.
     """
     fields: JsonObject = {"do": command}
-    if programs:
-        fields["programs"] = list(programs)
     if everything:
         fields["all"] = True
     if ready:
         fields["ready"] = True
     if timeout is not None:
         fields["timeout"] = timeout
-    response = send_request(find_supervisor(state).socket, fields, timeout=response_timeout)
+    supervisors = _addressed(find_supervisors(state), command, everything=everything)
+    responses = [
+        _ask(
+            supervisor,
+            {**fields, "programs": list(names)} if names else fields,
+            timeout=response_timeout,
+            may_be_gone=len(supervisors) > 1,
+        )
+        for supervisor, names in _share_names(supervisors, programs).items()
+    ]
+    return _merge([response for response in responses if response is not None])
+
+
+def status(state: Path, programs: Sequence[str]) -> ControlResponse:
+    """The facts of these programs, or of all, with what they use. CPU is measured over a moment:
+    as a share of one core, in percent.
+    """
+    before = _usages(state, programs)
+    if before:
+        SystemClock().wait(Wakeup(), SAMPLE_SECONDS)
+    response = request(state, "status", programs)
+    after = _usages(state, programs) if before else {}
+    for program in response["programs"]:
+        key = (program["name"], program["pid"])
+        program.update(_usage_facts(before.get(key), after.get(key)))
+    return response
+
+
+def shut_down(state: Path, *, timeout: float) -> list[RunningSupervisor]:
+    """Have everything stopped that runs in the state directory, and wait until it has ended;
+    returns what that was. DeadlineExceededError if it has not ended in time.
+    """
+    supervisors = find_supervisors(state)
+    deadline = Deadline.after(timeout, SystemClock())
+    with ExitStack() as undo:
+        watches = [undo.enter_context(closing(ProcessWatch(each.socket))) for each in supervisors]
+        answers = [_ask(each, {"do": "down"}, may_be_gone=True) for each in supervisors]
+        for supervisor, watch, answer in zip(supervisors, watches, answers, strict=True):
+            has_heard = answer is not None
+            _wait_for_end(
+                supervisor, watch, deadline if has_heard else deadline.capped(QUERY_TIMEOUT)
+            )
+    return supervisors
+
+
+def _wait_for_end(supervisor: RunningSupervisor, watch: ProcessWatch, deadline: Deadline) -> None:
+    """Wait until it has released the directory. A process of ours ends then, one of a user's goes
+    on.
+    """
+    while supervisor.is_running and not deadline.expired:
+        deadline.clock.wait(Wakeup(), _END_POLL_SECONDS)
+    if supervisor.is_running or (supervisor.command and not watch.wait(deadline)):
+        raise DeadlineExceededError(
+            f"pid {supervisor.pid} has not ended yet; look with `longwatch status`, or end it with "
+            f"`kill {supervisor.pid}`"
+        )
+
+
+def _ask(
+    supervisor: RunningSupervisor,
+    fields: Mapping[str, object],
+    *,
+    timeout: float = QUERY_TIMEOUT,
+    may_be_gone: bool = False,
+) -> ControlResponse | None:
+    """The response of one supervisor; None if it has ended and that is no error here. RefusedError
+    if it refuses.
+    """
+    try:
+        response = send_request(supervisor.socket, fields, timeout=timeout)
+    except NoAnswerError:
+        if may_be_gone:
+            return None
+        raise
     if not response.get("ok"):
         raise RefusedError(response)
     return response
+
+
+def _addressed(
+    supervisors: list[RunningSupervisor], command: str, *, everything: bool
+) -> list[RunningSupervisor]:
+    """The supervisors that a command is for: a reload is for the one that has a file, and a runner
+    takes no command that has programs started.
+    """
+    if command == "reload":
+        return supervisors[:1]
+    if everything and command not in _RUNNER_COMMANDS:
+        return [each for each in supervisors if each.command != "runner"] or supervisors
+    return supervisors
+
+
+def _share_names(
+    supervisors: Sequence[RunningSupervisor], names: Sequence[str]
+) -> dict[RunningSupervisor, Sequence[str]]:
+    """Which of these programs each supervisor has; those that have none are left out. A name that
+    several have stands for all of them.
+    """
+    if len(supervisors) == 1 or not names:
+        return dict.fromkeys(supervisors, names)
+    known = {supervisor: _known_names(supervisor) for supervisor in supervisors}
+    every = {name for found in known.values() for name in found}
+    for name in names:
+        if name not in every:
+            listed = f"there are: {', '.join(sorted(every))[:300]}"
+            raise UsageError(f"no program {name!r}; {did_you_mean(name, every, default=listed)}")
+    shares = {each: [name for name in names if name in known[each]] for each in supervisors}
+    return {each: share for each, share in shares.items() if share}
+
+
+def _known_names(supervisor: RunningSupervisor) -> set[str]:
+    """The programs of a supervisor, and the groups that they are in."""
+    response = _ask(supervisor, {"do": "status"}, may_be_gone=True) or {"programs": []}
+    return {
+        name
+        for program in response["programs"]
+        for name in (program["name"], program.get("group"))
+        if name
+    }
+
+
+def _merge(responses: Sequence[ControlResponse]) -> ControlResponse:
+    """One response of several: the facts of the first supervisor, those of each in `supervisors`,
+    and the programs of all.
+    """
+    if not responses:
+        raise TryAgainError("everything that ran has just ended; look with `longwatch status`")
+    merged = dict(responses[0])
+    if "state_dir" in merged:
+        merged["supervisors"] = [
+            {key: each.get(key) for key in _SUPERVISOR_FACTS} for each in responses
+        ]
+        for response in responses:
+            for program in response["programs"]:
+                program["supervisor"] = response["pid"]
+    merged["programs"] = [
+        program for response in responses for program in response.get("programs", ())
+    ]
+    return merged
+
+
+def _usages(state: Path, names: Sequence[str]) -> dict[tuple[str, int], JsonObject]:
+    """What programs that run have used so far, by name and pid; nothing if a supervisor cannot say
+    that.
+    """
+    try:
+        programs = request(state, "usage", names)["programs"]
+    except RefusedError:
+        return {}
+    return {(each["name"], each["pid"]): each for each in programs if "cpu_seconds" in each}
+
+
+def _usage_facts(before: JsonObject | None, after: JsonObject | None) -> JsonObject:
+    latest = after or before or {}
+    facts = {key: latest.get(key) for key in ("processes", "cpu_seconds", "memory_bytes")}
+    share = None
+    if before and after and before["cpu_seconds"] is not None and after["cpu_seconds"] is not None:
+        passed = after["measured_at"] - before["measured_at"]
+        used = max(after["cpu_seconds"] - before["cpu_seconds"], 0.0)
+        share = round(100 * used / passed, 1) if passed > 0 else None
+    return {"cpu_percent": share, **facts}
 
 
 def is_as_desired(program: JsonObject) -> bool:

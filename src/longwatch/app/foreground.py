@@ -15,7 +15,7 @@ from pathlib import Path
 
 from longwatch import __version__
 from longwatch.app.console import Console
-from longwatch.core.events.base import Events
+from longwatch.core.events.base import Event, Events
 from longwatch.core.events.programs import OutputDropped
 from longwatch.core.events.supervisor import (
     LogFileFailed,
@@ -89,7 +89,7 @@ class Foreground(ProgramListener):
     `stop_policy_for` returns how programs are stopped after a signal; None: each by its own policy.
     With `forwards_signals`, other signals are passed on to the programs, else they are ignored.
     `on_hangup` is called on SIGHUP; None: SIGHUP stops. `exit_code` returns the exit code of a
-    supervisor that has none of its own.
+    supervisor that has none of its own. `notices` are emitted once, after the start.
     """
 
     def __init__(  # noqa: PLR0913 - a supervisor, its outputs, and how it is stopped
@@ -101,6 +101,7 @@ class Foreground(ProgramListener):
         forwards_signals: bool = False,
         on_hangup: Callable[[], None] | None = None,
         exit_code: Callable[[], int] = lambda: 0,
+        notices: Iterable[Event] = (),
     ) -> None:
         self.supervisor = supervisor
         self.console = console
@@ -112,6 +113,7 @@ class Foreground(ProgramListener):
         self._forwards_signals = forwards_signals
         self._on_hangup = on_hangup
         self._exit_code = exit_code
+        self._notices = notices
         self._reported_dropped = 0
 
     def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
@@ -122,6 +124,8 @@ class Foreground(ProgramListener):
         self.console.redirect_logging()
         self.events.emit(SupervisorStarted(version=__version__, programs=tuple(programs)))
         self.events.emit(SettingsLoaded(settings=settings))
+        for notice in self._notices:
+            self.events.emit(notice)
         code = 1
         block_signals()
         try:

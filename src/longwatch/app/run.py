@@ -5,11 +5,12 @@ In order: check the settings → open the logs → supervise one program → wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from longwatch.app.console import Console, fill_standard_streams, make_state_directory
+from longwatch import __version__
+from longwatch.app.console import Console, fill_standard_streams, usable_state_directory
 from longwatch.app.foreground import Foreground
 from longwatch.app.plans import health_probes, make_plan, process_spec
 from longwatch.app.startup_checks import (
@@ -18,15 +19,23 @@ from longwatch.app.startup_checks import (
     program_name,
     working_directory,
 )
-from longwatch.config.settings import RunSettings, Settings, masked_settings
+from longwatch.config.settings import (
+    DEFAULT_STATE_DIR,
+    RunSettings,
+    Settings,
+    masked_settings,
+)
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
+from longwatch.core.events.supervisor import HealthChecksOff
 from longwatch.errors import UsageError
 from longwatch.host.process import StopPolicy
 from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.probes import NO_PROBES
 from longwatch.supervisor.supervisor import Supervisor
+
+HEALTH_HINT = "check its health with --health-port PORT; --no-health ends this notice"
 
 
 def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -49,15 +58,21 @@ def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) 
 
 
 def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]) -> int:
-    clock, state = SystemClock(), settings.state_path
-    if state is not None:
-        make_state_directory(state)
+    clock = SystemClock()
+    state, problem = usable_state_directory(
+        settings.state_path, is_default=settings.state_dir == DEFAULT_STATE_DIR
+    )
     with closing(Console(settings.run.log, state=state, clock=clock, environ=environ)) as console:
         streams = console.passthrough_streams(plan.name, settings.run.log)
+        events = Events(console.log)
         supervisor = Supervisor(
             [plan],
+            state_dir=state,
+            command="run",
+            shares_state_dir=True,
+            extra_status={"version": __version__},
             streams=lambda _: streams,
-            events=Events(console.log),
+            events=events,
             clock=clock,
             main_program=plan.name,
             subreaper=True,
@@ -69,9 +84,19 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
                 return plan.stop
             return replace(plan.stop, signal=received)
 
-        return Foreground(supervisor, console, stop_policy_for=stop_by, forwards_signals=True).run(
-            [plan.name], masked_settings(settings)
-        )
+        return Foreground(
+            supervisor,
+            console,
+            stop_policy_for=stop_by,
+            forwards_signals=True,
+            notices=[*([problem] if problem else ()), *_health_notice(settings.run, plan.name)],
+        ).run([plan.name], masked_settings(settings))
+
+
+def _health_notice(run: RunSettings, name: str) -> Iterator[HealthChecksOff]:
+    """Say once that no health is checked, unless somebody wanted it so."""
+    if not run.health.effective_enabled and run.health.enabled is None:
+        yield HealthChecksOff(program=name, hint=HEALTH_HINT)
 
 
 def require_program_name(name: str) -> str:

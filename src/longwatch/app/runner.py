@@ -10,6 +10,7 @@ signal on `KILL_SECONDS`. Then, and if the runner could not stop all of its part
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from longwatch import __version__
-from longwatch.app.console import Console, fill_standard_streams
+from longwatch.app.console import Console, fill_standard_streams, usable_state_directory
 from longwatch.app.forced_end import ForcedEnd
 from longwatch.app.foreground import (
     STOP_SIGNALS,
@@ -26,6 +27,7 @@ from longwatch.app.foreground import (
     unblock_signals,
 )
 from longwatch.app.plans import check_limits
+from longwatch.app.runner_control import RunnerControl
 from longwatch.app.runner_plan import make_workspace, runner_faults, store_url
 from longwatch.config.discovery import LoadedConfig, load_config
 from longwatch.config.runner import (
@@ -41,6 +43,7 @@ from longwatch.config.runner_specs import (
     runner_policy,
     source_spec,
 )
+from longwatch.config.settings import DEFAULT_STATE_DIR, RUNNER_PROGRAM
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.events.base import Events
 from longwatch.core.events.runner import RunnerStopForced
@@ -74,15 +77,21 @@ def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
     loaded = load_config(path, environ, flags)
     settings = require_runner(loaded, environ)
     clock = SystemClock()
+    state, problem = usable_state_directory(
+        loaded.state_dir, is_default=loaded.settings.state_dir == DEFAULT_STATE_DIR
+    )
+    log = loaded.settings.supervisor.log
     with (
         closing(
-            Console(loaded.settings.supervisor.log, state=None, clock=clock, environ=environ)
+            Console(log, state=state, clock=clock, environ=environ, program=RUNNER_PROGRAM)
         ) as console,
         open_runner_database(runner_store_url(loaded, environ, flags)) as database,
     ):
         make_workspace(agent_spec(settings.agent, base=loaded.base_dir).workspace)
         console.redirect_logging()
-        return _RunnerCommand(loaded, settings, database, console, environ).run()
+        if problem is not None:
+            console.log(problem)
+        return _RunnerCommand(loaded, settings, database, console, environ).run(state)
 
 
 def require_runner(loaded: LoadedConfig, environ: Mapping[str, str]) -> RunnerSettings:
@@ -186,7 +195,10 @@ class _RunnerCommand:
     def _queue_depths(self) -> Mapping[str, int]:
         return self._runner.depths.refresh()
 
-    def run(self) -> int:
+    def run(self, state: Path | None) -> int:
+        """Run until a signal. `state` is the directory in which `longwatch status` and its like
+        find this process, None if they cannot.
+        """
         block_signals()
         try:
             stopping = stopping_on_signal(
@@ -197,6 +209,7 @@ class _RunnerCommand:
             )
             with stopping, self._reaping_orphans(), ExitStack() as undo:
                 self._serve(undo)
+                self._open_control(state, undo)
                 self._runner.start()
                 undo.push(self._stop_after_error)
                 undo.enter_context(self._reporting())
@@ -244,6 +257,20 @@ class _RunnerCommand:
             server.start()
             undo.callback(server.stop)
             self._shown[key] = server.address[1] if server.address else chosen
+
+    def _open_control(self, state: Path | None, undo: ExitStack) -> None:
+        if state is None:
+            return
+        control = RunnerControl(
+            self._runner,
+            state,
+            status_text=self._status,
+            stop=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            clock=self._clock,
+            events=self._events,
+        )
+        control.open()
+        undo.callback(control.close)
 
     def _stop(self, received: int | None) -> None:
         name = signal.Signals(received or signal.SIGTERM).name

@@ -60,7 +60,7 @@ def runner_plan(settings: Settings, *, config: Path, environ: Mapping[str, str])
         spec=ProcessSpec(
             argv=(
                 *(sys.executable, "-m", "longwatch", "runner", "--config", str(config)),
-                *(*options, "--log-level", level),
+                *(*options, "--log-level", level, "--state-dir", "off"),
             ),
             env=child_environment(environ, own),
             cwd=str(config.parent),

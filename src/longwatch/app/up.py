@@ -111,6 +111,7 @@ def _make_supervisor(
     return Supervisor(
         planned,
         state_dir=config_file.loaded.state_dir,
+        command="up",
         streams=config_file.streams,
         events=config_file.events,
         clock=clock,

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from longwatch.app.console import Console, fill_standard_streams, make_state_directory
+from longwatch import __version__
+from longwatch.app.console import Console, fill_standard_streams, usable_state_directory
 from longwatch.app.foreground import Foreground
 from longwatch.app.plans import make_worker_plans
 from longwatch.app.run import require_program_name
 from longwatch.app.startup_checks import working_directory
 from longwatch.app.up import raise_open_file_limit
 from longwatch.config.programs import WorkerSettings
-from longwatch.config.settings import LogSettings
+from longwatch.config.settings import DEFAULT_STATE_DIR, LogSettings
 from longwatch.core.clock import Clock, SystemClock
-from longwatch.core.events.base import Events
+from longwatch.core.events.base import Event, Events
 from longwatch.host.health_server import HealthServer
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.supervisor import Supervisor
@@ -53,13 +54,16 @@ def worker(options: WorkerOptions, environ: Mapping[str, str]) -> int:
     fill_standard_streams()
     require_program_name(options.name)
     clock = SystemClock()
-    if options.state is not None:
-        make_state_directory(options.state)
+    state, problem = usable_state_directory(
+        options.state, is_default=options.state == Path(DEFAULT_STATE_DIR)
+    )
+    options = replace(options, state=state)
     with (
         closing(Console(options.log, state=options.state, clock=clock, environ=environ)) as console,
         ExitStack() as undo,
     ):
-        return _WorkerCommand(options, console, clock).run(environ, undo)
+        notices = [problem] if problem else []
+        return _WorkerCommand(options, console, clock).run(environ, undo, notices)
 
 
 class _WorkerCommand:
@@ -74,7 +78,7 @@ class _WorkerCommand:
             state=options.state, log=options.log, clock=clock, events=self._events
         )
 
-    def run(self, environ: Mapping[str, str], undo: ExitStack) -> int:
+    def run(self, environ: Mapping[str, str], undo: ExitStack, notices: Sequence[Event]) -> int:
         options, clock = self._options, self._clock
         undo.callback(self._worker_parent.stop)
         settings = WorkerSettings(
@@ -110,6 +114,7 @@ class _WorkerCommand:
             self._console,
             on_hangup=rolling.start,
             exit_code=lambda: exit_tracker.exit_code,
+            notices=notices,
         )
         return foreground.run(names, {"target": options.import_path})
 
@@ -119,6 +124,10 @@ class _WorkerCommand:
             self._console.open_program_log(plan.name, plan.output)
         return Supervisor(
             plans,
+            state_dir=self._options.state,
+            command="worker",
+            shares_state_dir=True,
+            extra_status={"version": __version__},
             streams=lambda plan: self._console.tagged_streams(
                 plan.name, plan.output, tag=f"{plan.name} | " if tagged else "", is_worker=True
             ),

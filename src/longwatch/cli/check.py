@@ -146,8 +146,7 @@ def _port_faults(loaded: LoadedConfig) -> list[Fault]:
     from longwatch.supervisor.supervisor_lock import find_supervisor  # noqa: PLC0415
 
     try:
-        if loaded.state_dir is not None:
-            find_supervisor(loaded.state_dir)
+        if loaded.state_dir is not None and find_supervisor(loaded.state_dir).owns_directory:
             return []
     except LongwatchError:
         pass

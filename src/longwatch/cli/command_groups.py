@@ -36,6 +36,7 @@ HELP_GROUPS: Mapping[str, tuple[str, ...]] = {
         "status",
         "start",
         "stop",
+        "down",
         "restart",
         "reset",
         "reload",

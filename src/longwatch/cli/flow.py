@@ -93,7 +93,7 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     health_host: Annotated[
         str | None, typer.Option(metavar="HOST", help="On which address. [every one]")
     ] = None,
-    state_dir: StateDir = ".longwatch",
+    state_dir: StateDir = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> int:

@@ -1,5 +1,5 @@
-"""`longwatch status` and the other commands about what `longwatch up` keeps up. `COMMANDS` has
-them all.
+"""`longwatch status` and the other commands about what `longwatch up`, `run`, `worker` and `runner`
+keep up. `COMMANDS` has them all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from longwatch.cli import output
 from longwatch.cli.option_values import duration, whole_number
 from longwatch.cli.options import Json, valid_text
-from longwatch.cli.status_table import status_line, status_table
+from longwatch.cli.status_table import status_line, status_lines
 from longwatch.core.sanitize import terminal_line
 from longwatch.errors import UsageError
 
@@ -77,13 +77,30 @@ def status(
     no supervisor answers.
     """
     from longwatch.app.control import is_as_desired  # noqa: PLC0415 - help must not wait for what only the command needs
+    from longwatch.app.control import status as ask  # noqa: PLC0415
 
     with _refusals_as_json(as_json=json):
-        response = _request("status", names or [], config, state_dir)
-    programs = response["programs"]
-    text = status_table(programs, now=time.time()) if programs else "there are no programs"
-    output.print_result(text, response, as_json=json)
-    return 0 if all(map(is_as_desired, programs)) else EXIT_NOT_AS_DESIRED
+        response = ask(_state_dir(config, state_dir), names or [])
+    if json:
+        output.print_result("", response, as_json=True)
+    else:
+        _print_status(response)
+    return 0 if all(map(is_as_desired, response["programs"])) else EXIT_NOT_AS_DESIRED
+
+
+def _print_status(response: ControlResponse) -> None:
+    """The table as wide as the terminal, 80 columns where there is none; in colour on one."""
+    from shutil import get_terminal_size  # noqa: PLC0415
+
+    from longwatch.observe.log_format import wants_colour  # noqa: PLC0415
+
+    for line in status_lines(
+        response,
+        now=time.time(),
+        width=get_terminal_size().columns,
+        colour=wants_colour(1, os.environ),
+    ):
+        typer.echo(line, color=True)
 
 
 def start(  # noqa: PLR0913 - one argument an option
@@ -116,6 +133,23 @@ def stop(
 ) -> None:
     """Stop programs, and wait until they are down. They stay so until `start`."""
     _run_command("stop", _selected(names, everything=everything), config, state_dir, as_json=json)
+
+
+def down(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
+    """Stop everything that runs in a state directory.
+
+    That is `longwatch up`, `run`, `worker` and `runner`, stopped as by SIGTERM.
+    Waits until they have ended. Exits with 75 if nothing runs there.
+    """
+    from longwatch.app.control import shut_down  # noqa: PLC0415 - help must not wait for it
+
+    with _refusals_as_json(as_json=json):
+        ended = shut_down(_state_dir(config, state_dir), timeout=_request_timeout())
+    output.print_result(
+        [f"longwatch {each.command or 'supervisor'}, pid {each.pid}, has ended" for each in ended],
+        {"ok": True, "ended": [{"command": each.command, "pid": each.pid} for each in ended]},
+        as_json=json,
+    )
 
 
 def restart(  # noqa: PLR0913 - one argument an option
@@ -234,6 +268,7 @@ COMMANDS: tuple[Callable[..., object], ...] = (
     status,
     start,
     stop,
+    down,
     restart,
     reset,
     reload,

@@ -145,6 +145,9 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     store_url: Annotated[
         str | None, _flag("URL", "The SQL store. [sqlite:///longwatch.db]")
     ] = None,
+    state_dir: Annotated[
+        str | None, _flag("DIR", "Where logs are kept; `off`: nowhere. [.longwatch]")
+    ] = None,
     max_threads: Annotated[str | None, _flag("N", "Unhealthy with more threads. [off]")] = None,
     max_tasks: Annotated[str | None, _flag("N", "Unhealthy with more tasks. [off]")] = None,
     max_rss_mb: Annotated[str | None, _flag("MB", "Unhealthy with more memory. [off]")] = None,
@@ -174,9 +177,9 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         f"{'supervisor.log' if option.startswith('log_') else 'runner'}."
         f"{option.removeprefix('log_')}": value
         for option, value in given.items()
-        if option not in {"context", "config"}
+        if option not in {"context", "config", "state_dir"}
     }
-    return run(config, dict(os.environ), flags)
+    return run(config, dict(os.environ), {**flags, "state_dir": state_dir})
 
 
 def _open(store: str | None, config: Path | None) -> AbstractContextManager[RunnerStore]:

@@ -1,24 +1,129 @@
 """How programs stand, in words: the table of `longwatch status`, and one line about each program
 after a command.
+
+The table fits the terminal: names are shortened, notes are cut, and nothing is wrapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+from unicodedata import combining, east_asian_width
 
-from longwatch.cli.output import age, pluralize, table
+from longwatch.cli.output import age, pluralize
 from longwatch.core.sanitize import printable
 
 JsonObject = dict[str, Any]
 
-HEADERS = ("program", "state", "pid", "up for", "restarts", "ready", "last end", "")
+HEADERS = ("program", "state", "pid", "up for", "cpu", "memory", "restarts", "ready")
 MAX_REASON_CHARS = 80
+_MIN_NAME_WIDTH = 8
+_GAP = "  "
+_NOTE_INDENT = "  "
+_NUMBERS = frozenset({"pid", "cpu", "memory", "restarts"})
+"""Columns that are aligned to the right."""
+_STATE_COLUMN = HEADERS.index("state")
+_GREEN, _YELLOW, _RED, _DIM = "32", "33", "31", "2"
+_MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 
 
-def status_table(programs: Iterable[JsonObject], *, now: float) -> list[str]:
-    """The table; `now` is wall time."""
-    return table(HEADERS, (_row(facts, now) for facts in programs))
+def status_lines(response: JsonObject, *, now: float, width: int, colour: bool) -> list[str]:
+    """One table for all programs; with several supervisors one for each, below its command."""
+    programs, supervisors = response["programs"], response.get("supervisors", [])
+    if not programs:
+        return ["there are no programs"]
+    if len(supervisors) <= 1:
+        return status_table(programs, now=now, width=width, colour=colour)
+    lines: list[str] = []
+    for each in supervisors:
+        own = [program for program in programs if program["supervisor"] == each["pid"]]
+        lines += [
+            *([""] if lines else ()),
+            printable(f"longwatch {each['command'] or 'supervisor'}, pid {each['pid']}"),
+            *status_table(own, now=now, width=width, colour=colour),
+        ]
+    return lines
+
+
+def status_table(
+    programs: Iterable[JsonObject], *, now: float, width: int = 80, colour: bool = False
+) -> list[str]:
+    """A row for each program, none of them wider than `width`, and below it why it is not up or not
+    ready and how it ended last. `now` is wall time.
+
+    The name gets what room the other columns leave; one that is longer loses its middle.
+    """
+    found = list(programs)
+    rows = [HEADERS, *(_row(facts) for facts in found)]
+    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
+    others = sum(widths[1:]) + len(_GAP) * (len(HEADERS) - 1)
+    widths[0] = min(widths[0], max(width - others, _MIN_NAME_WIDTH))
+    lines = [_line(HEADERS, widths)]
+    for facts, row in zip(found, rows[1:], strict=True):
+        lines.append(_line(row, widths, _state_colour(facts) if colour else ""))
+        lines += _note_lines(facts, now, width)
+    return lines
+
+
+def _line(row: Sequence[str], widths: Sequence[int], state_colour: str = "") -> str:
+    cells = []
+    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
+        shown = shorten_middle(text, width)
+        space = " " * (width - text_width(shown))
+        if column == _STATE_COLUMN and state_colour:
+            shown = f"\x1b[{state_colour}m{shown}\x1b[0m"
+        cells.append(space + shown if HEADERS[column] in _NUMBERS else shown + space)
+    return _GAP.join(cells).rstrip()
+
+
+def _note_lines(program: JsonObject, now: float, width: int) -> list[str]:
+    """What there is to say beyond the row, as many of the notes in a line as fit; a note that does
+    not fit in one is cut.
+    """
+    room = width - len(_NOTE_INDENT)
+    notes = (_failed_checks(program), _note(program, now), _last_end(program["last_end"], now))
+    lines: list[str] = []
+    for note in printable("; ".join(filter(None, notes))).split("; "):
+        if lines and text_width(f"{lines[-1]}; {note}") <= room:
+            lines[-1] += f"; {note}"
+        else:
+            lines.append(note if text_width(note) <= room else f"{cut(note, room - 1)}…")
+    return [_NOTE_INDENT + line for line in lines if line]
+
+
+def _state_colour(program: JsonObject) -> str:
+    from longwatch.app.control import is_as_desired  # noqa: PLC0415 - help must not wait for it
+
+    state = program["state"]
+    if state == "up":
+        return _GREEN if program["ready"] else _YELLOW
+    if state == "stopped" or (state == "ended" and is_as_desired(program)):
+        return _DIM
+    return _RED if state in {"broken", "ended"} else _YELLOW
+
+
+def text_width(text: str) -> int:
+    """The columns that a text takes on a terminal: some characters take two, or none."""
+    return sum(
+        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """As much of the beginning as fits."""
+    while text_width(text) > width:
+        text = text[: max(width, 0)] if len(text) > width else text[:-1]
+    return text
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """A text that fits, with an ellipsis for its middle: the end of a name tells processes of one
+    worker apart.
+    """
+    if text_width(text) <= width:
+        return text
+    tail = cut(text[::-1], (width - 1) // 2)[::-1]
+    return f"{cut(text, width - 1 - text_width(tail))}…{tail}"
 
 
 def status_line(program: JsonObject) -> str:
@@ -29,29 +134,39 @@ def status_line(program: JsonObject) -> str:
     return f"{name} is {state}{pid}{ready}" if state == "up" else f"{name} is {state}"
 
 
-def _row(program: JsonObject, now: float) -> tuple[object, ...]:
-    return (
+def _row(program: JsonObject) -> tuple[str, ...]:
+    cells = (
         program["name"],
         program["state"],
         program["pid"],
         age(program["uptime"]),
+        _cpu(program.get("cpu_percent")),
+        _memory(program.get("memory_bytes")),
         program["total_restarts"],
-        _readiness(program),
-        _last_end(program["last_end"], now),
-        _note(program, now),
+        ("yes" if program["ready"] else "no") if program["up"] else "",
     )
+    return tuple("" if cell is None else printable(str(cell)) for cell in cells)
 
 
-def _readiness(program: JsonObject) -> str:
-    if not program["up"]:
+def _cpu(percent: float | None) -> str:
+    return "" if percent is None else f"{percent:.0f}%"
+
+
+def _memory(size: int | None) -> str:
+    if size is None:
         return ""
-    failures = program["health_failures"]
-    ready = "yes" if program["ready"] else "no"
-    return f"{ready}, {pluralize(failures, 'check')} failed" if failures else ready
+    if size < 10 * _GIBIBYTE:
+        return f"{size / _MEBIBYTE:.0f} MiB"
+    return f"{size / _GIBIBYTE:.0f} GiB"
+
+
+def _failed_checks(program: JsonObject) -> str:
+    failures = program["health_failures"] if program["up"] else 0
+    return f"{pluralize(failures, 'check')} failed" if failures else ""
 
 
 def _last_end(end: JsonObject | None, now: float) -> str:
-    return f"{end['cause']}, {_age(now - end['at'])} ago" if end else ""
+    return f"last end: {end['cause']}, {_age(now - end['at'])} ago" if end else ""
 
 
 def _note(program: JsonObject, now: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,11 +37,9 @@ HealthHost = Annotated[
     str | None, typer.Option(metavar="HOST", help="On which address. [the group's]")
 ]
 StateDir = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="DIR",
-        help="Where logs and stacks are kept; `off`: nowhere. [.longwatch]",
-        show_default=False,
+        metavar="DIR", help="Where logs and stacks are kept; `off`: nowhere. [.longwatch]"
     ),
 ]
 LogLevel = Annotated[
@@ -65,7 +62,7 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     name: Name = "worker",
     health_port: HealthPort = None,
     health_host: HealthHost = None,
-    state_dir: StateDir = ".longwatch",
+    state_dir: StateDir = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> int:
@@ -97,7 +94,7 @@ def run_workers(  # noqa: PLR0913 - one argument an option
     name: str,
     health_port: int | None,
     health_host: str | None,
-    state_dir: str,
+    state_dir: str | None,
     log_level: str | None,
     log_format: str | None,
     env: Mapping[str, str] | None = None,
@@ -109,7 +106,11 @@ def run_workers(  # noqa: PLR0913 - one argument an option
     from longwatch.app.worker import worker as run  # noqa: PLC0415
     from longwatch.config.settings import load_settings  # noqa: PLC0415
 
-    flags = {"supervisor.log.level": log_level, "supervisor.log.format": log_format}
+    flags = {
+        "state_dir": state_dir,
+        "supervisor.log.level": log_level,
+        "supervisor.log.format": log_format,
+    }
     settings = load_settings(path=None, environ=os.environ, flags=flags)
     request = WorkerOptions(
         import_path=target,
@@ -117,7 +118,7 @@ def run_workers(  # noqa: PLR0913 - one argument an option
         name=name,
         health_port=health_port,
         health_host=health_host,
-        state=None if state_dir == "off" else Path(state_dir),
+        state=settings.state_path,
         log=settings.supervisor.log,
         env=env or {},
     )

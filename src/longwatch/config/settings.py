@@ -50,6 +50,7 @@ from longwatch.supervisor.dependencies import Condition, dependency_problems
 
 EntryT = TypeVar("EntryT", bound=SettingsTable)
 
+DEFAULT_STATE_DIR = ".longwatch"
 _WHERE_KEYS = ("command", "cwd", "user", "env", "target")
 """The fields by which a command is looked for on this machine."""
 _DEPENDENCY_KEYS = ("depends_on", "restart", "restart_codes", "no_restart_codes", "processes")
@@ -106,7 +107,7 @@ class SupervisorSettings(SettingsTable, frozen=True, kw_only=True):
 class Settings(SettingsTable, frozen=True, kw_only=True):
     """The whole file."""
 
-    state_dir: Text = ".longwatch"
+    state_dir: Text = DEFAULT_STATE_DIR
     """Where logs and state are kept (environment: LONGWATCH_STATE_DIR); "off" keeps no files."""
     run: RunSettings = RunSettings()
     supervisor: SupervisorSettings = SupervisorSettings()

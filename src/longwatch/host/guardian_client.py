@@ -28,7 +28,7 @@ from longwatch.errors import (
 from longwatch.host import guardian as program
 from longwatch.host.capture import LineSink
 from longwatch.host.guardian.cgroups import Cgroup
-from longwatch.host.guardian.tree import kill_marked
+from longwatch.host.guardian.tree import ProcessTree, kill_marked
 from longwatch.host.guardian.wire import ControlMessage, FrameReceiver, FrameSender
 from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessSpec
@@ -124,6 +124,20 @@ class GuardianClient(Service):
             _close(descriptors)
             raise
         self._flush()
+
+    def process_trees(self) -> list[ProcessTree]:
+        """All trees that it holds now, to look for their members. On the loop."""
+        return [self._process_tree(child) for child in self._children.values()]
+
+    def _process_tree(self, child: Child) -> ProcessTree:
+        root = Cgroup.for_name(self._cgroup_name) if self._cgroups else None
+        return ProcessTree(
+            child.number,
+            child.mark,
+            None if root is None else Cgroup(f"{root.path}/{child.number}"),
+            leader=child.pid,
+            leader_alive=child.is_leader_running,
+        )
 
     def abort(self) -> None:
         """Kill a guardian that does not respond; the cleanup is that of a guardian that died."""

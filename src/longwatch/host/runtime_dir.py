@@ -12,6 +12,7 @@ from longwatch.errors import UsageError
 
 _MAX_PATH_BYTES = 67
 """Longest path in bytes. The path of a socket has at most 107, and its name takes up to 40."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - refused unless it belongs to this user
 _SET_ANOTHER = "set XDG_RUNTIME_DIR to a directory of your own"
 
 
@@ -38,7 +39,7 @@ def runtime_directory_path() -> Path:
     """Return where the runtime directory is or would be, whether it can be used or not."""
     name = f"longwatch-{os.geteuid()}"
     configured = os.environ.get("XDG_RUNTIME_DIR", "")
-    base = configured if _is_trusted(configured) else tempfile.gettempdir()
+    base = configured if _is_trusted(configured) else _temporary_directory()
     directory = Path(base).absolute() / name
     return directory if len(os.fsencode(directory)) <= _MAX_PATH_BYTES else Path("/tmp") / name  # noqa: S108 - refused unless it belongs to this user
 
@@ -51,7 +52,7 @@ def private_file_directory() -> Path:
     try:
         return runtime_directory()
     except UsageError:
-        return Path(tempfile.gettempdir())
+        return Path(_temporary_directory())
 
 
 def _find_problem(directory: Path, found: os.stat_result) -> str:
@@ -79,3 +80,13 @@ def _is_trusted(base: str) -> bool:
 
 def _is_writable(directory: str | Path) -> bool:
     return os.access(directory, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _temporary_directory() -> str:
+    """Return the temporary directory; /dev/shm if none can be written, as in a container with a
+    read-only file system.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return _SHARED_MEMORY

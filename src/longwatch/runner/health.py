@@ -125,6 +125,15 @@ class RunnerHealth:
             if limit is not None:
                 yield _check(name, partial(_check_limit, name, limit, count), Aspect.LIVE)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether every check of readiness says yes now."""
+        answers = [check.probe() for check in self.checks() if Aspect.READY in check.aspects]
+        return all(
+            _OK is (answer.reason if isinstance(answer, HealthAnswer) else answer)
+            for answer in answers
+        )
+
     def _check_connections(self) -> HealthReason | HealthAnswer:
         if self._active_connections() > 0:
             return _OK

@@ -5,7 +5,10 @@ blocking sockets, quick to import.
 from __future__ import annotations
 
 import json
+import os
+import select
 import socket as sockets
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +19,16 @@ from longwatch.core.deadline import Deadline
 from longwatch.errors import DeadlineExceededError, LongwatchError, TryAgainError, UsageError
 
 ControlResponse = dict[str, Any]
+
+
+class NoAnswerError(TryAgainError):
+    """The supervisor has ended, or ended before it answered."""
+
+
 _CHUNK_BYTES = 64 * 1024
 _RETRY_INTERVAL = 0.01
+_CREDENTIALS = struct.Struct("iII")
+"""As the kernel fills them in: pid, uid, gid."""
 
 
 def send_request(socket: Path, request: Mapping[str, object], *, timeout: float) -> ControlResponse:
@@ -35,7 +46,7 @@ def send_request(socket: Path, request: Mapping[str, object], *, timeout: float)
                 f"may still do, `longwatch status` shows"
             ) from None
         except (FileNotFoundError, ConnectionRefusedError):
-            raise TryAgainError(
+            raise NoAnswerError(
                 f"nobody answers at {socket}: the supervisor is just ending, or its socket "
                 f"was removed"
             ) from None
@@ -45,6 +56,42 @@ def send_request(socket: Path, request: Mapping[str, object], *, timeout: float)
             ) from None
         except ConnectionError:
             raise _disconnected_error() from None
+
+
+class ProcessWatch:
+    """Waits for the end of the process behind a control socket. Made before it is told to end.
+
+    The kernel says which process that is, numbered as here. None is watched where it cannot be
+    seen, as in another PID namespace, or has ended.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._descriptor = -1
+        with (
+            suppress(OSError),
+            sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection,
+        ):
+            connection.connect(str(socket))
+            credentials = connection.getsockopt(
+                sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size
+            )
+            pid, _, _ = _CREDENTIALS.unpack(credentials)
+            self._descriptor = os.pidfd_open(pid) if pid > 0 else -1
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Whether the process has ended by then; True if none is watched."""
+        if self._descriptor < 0:
+            return True
+        left = deadline.remaining()
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLIN)
+        return bool(poller.poll(None if left is None else left * 1000))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._descriptor, closing = -1, self._descriptor
+        if closing >= 0:
+            os.close(closing)
 
 
 def _send_line(connection: sockets.socket, socket: Path, line: bytes, deadline: Deadline) -> None:
@@ -95,7 +142,7 @@ def _parse_response(line: bytes) -> ControlResponse:
     raise LongwatchError("the supervisor's answer cannot be read; is it of another version?")
 
 
-def _disconnected_error() -> TryAgainError:
-    return TryAgainError(
+def _disconnected_error() -> NoAnswerError:
+    return NoAnswerError(
         "the supervisor ended, or hung up, before it answered; look with `longwatch status`"
     )

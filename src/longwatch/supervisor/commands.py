@@ -12,6 +12,7 @@ from longwatch.core.events.supervisor import ControlCommandReceived
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import StoreError, TryAgainError, UsageError
 from longwatch.host.loop import wait_until_done
+from longwatch.host.tree_usage import TreeUsage, usage_facts
 from longwatch.supervisor.lifecycle import ProgramState
 from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
 from longwatch.supervisor.program_registry import ProgramRegistry
@@ -30,7 +31,8 @@ class ProgramCommands:
     Each takes names, none meaning all of them, and returns the statuses of those programs.
     `flush_records` returns when every change is on disk: an operator's stop survives us. `refusal`
     says why no command is accepted any more, empty while they are. `refresh_plans` follows the
-    files of containers as they are now.
+    files of containers as they are now. `shut_down` begins to stop everything, `measure` returns
+    what the trees of all programs use, by the pids of their first processes.
     """
 
     def __init__(  # noqa: PLR0913 - what commands change, and what they need for it
@@ -42,6 +44,8 @@ class ProgramCommands:
         flush_records: Callable[[], Awaitable[None]],
         refusal: Callable[[], str],
         refresh_plans: Callable[[], Awaitable[None]],
+        shut_down: Callable[[], None],
+        measure: Callable[[], Awaitable[Mapping[int, TreeUsage]]],
     ) -> None:
         self._registry = registry
         self._programs = registry.programs
@@ -51,9 +55,34 @@ class ProgramCommands:
         self._flush_records = flush_records
         self._refusal = refusal
         self._refresh_plans = refresh_plans
+        self._shut_down = shut_down
+        self._measure = measure
 
     async def status(self, *names: str) -> list[ProgramStatus]:
         return [managed.status() for managed in self._select(names)]
+
+    async def usage(self, *names: str) -> list[ProgramStatus]:
+        """What the whole process trees of programs that run use; None each where that cannot be
+        seen from here.
+        """
+        running = [managed for managed in self._select(names) if managed.up]
+        usages = await self._measure() if running else {}
+        now = self._clock.monotonic()
+        return [
+            {
+                "name": managed.plan.name,
+                "pid": managed.pid,
+                "measured_at": now,
+                **usage_facts(usages.get(managed.pid or 0)),
+            }
+            for managed in running
+        ]
+
+    async def shut_down(self) -> list[ProgramStatus]:
+        """Begin to stop all programs, and then the supervisor; returns at once."""
+        self._events.emit(ControlCommandReceived(command="down", programs=tuple(self._programs)))
+        self._shut_down()
+        return []
 
     async def start(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT

@@ -34,8 +34,12 @@ _COMMAND_KEYS: Mapping[str, tuple[str, ...]] = {
     "restart": _START_KEYS,
     "reset": _SELECTION_KEYS,
     "clear-liveness": _SELECTION_KEYS,
+    "usage": _SELECTION_KEYS,
+    "down": (),
     "reload": (),
 }
+_READING_COMMANDS = frozenset({"status", "usage"})
+"""They change nothing, so they need not say that all programs are meant."""
 """The keys that each command takes beside `do`."""
 
 
@@ -67,10 +71,14 @@ class ControlRequests:
         _require_known_keys(request, command)
         if command == "reload":
             return _reload_response(await self._reload())
+        if command == "down":
+            return {"programs": await self._commands.shut_down()}
         names = _names(request, command)
         if command == "status":
             programs = self._program_response(await self._commands.status(*names))
             return {**self._supervisor_status(), **programs}
+        if command == "usage":
+            return {"programs": await self._commands.usage(*names)}
         return self._program_response(await self._change(command, names, request))
 
     async def _change(
@@ -133,7 +141,7 @@ def _names(request: Mapping[str, Any], command: str) -> list[str]:
         raise UsageError(f'"programs" must be a list of names, not {_shown(names)}')
     if names and everything:
         raise UsageError('name "programs" or say "all": true, not both')
-    if not names and not everything and command != "status":  # a status changes nothing
+    if not names and not everything and command not in _READING_COMMANDS:
         raise UsageError(f'a {command} request names "programs", or says "all": true')
     return names
 

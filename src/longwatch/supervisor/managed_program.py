@@ -103,6 +103,11 @@ class ManagedProgram:
         return self.program.run is not None
 
     @property
+    def pid(self) -> int | None:
+        """Of the first process of its run; None without one, or where it cannot be seen."""
+        return (self.program.run.pid or None) if self.program.run is not None else None
+
+    @property
     def ready(self) -> bool:
         return self.program.run is not None and self.program.run.ready
 
@@ -224,7 +229,8 @@ class ManagedProgram:
             "up": self.up,
             "ready": self.ready,
             "kind": self.plan.kind.value,
-            "pid": (run.pid or None) if run else None,
+            "group": self.plan.group or None,
+            "pid": self.pid,
             "last_start": record.last_start,
             "uptime": run.age if run else None,
             "consecutive_failures": program.backoff.failures,

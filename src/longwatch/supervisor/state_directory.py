@@ -13,15 +13,17 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
-from longwatch.errors import UsageError
+from longwatch.core.events.supervisor import ControlUnavailable
+from longwatch.errors import TryAgainError, UsageError
 from longwatch.supervisor.control import ControlServer
 from longwatch.supervisor.ledger import ProgramLedger
 from longwatch.supervisor.program_record import ProgramRecord
-from longwatch.supervisor.supervisor_lock import SupervisorLock
+from longwatch.supervisor.supervisor_lock import ENTRY_DIRECTORY, SupervisorLock
 
 LEDGER_FILE = "supervisor.db"
-_DIRECTORIES = ("logs", "crashes", "evals")
+_DIRECTORIES = ("logs", "crashes", "evals", ENTRY_DIRECTORY)
 """Directories below the state directory in which we write files."""
 
 RequestHandler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -31,10 +33,23 @@ class StateDirectory:
     """Opened when the supervisor starts, closed when it stops. `open` and `close` wait for the
     disk. The rest is for the loop and does not, but for `open_control`: it writes one line before
     any program runs.
+
+    A supervisor that is `shared` leaves the directory to others as well. It remembers nothing, and
+    goes on without control if the directory cannot be used.
     """
 
-    def __init__(self, path: Path, *, clock: Clock, events: Events) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock,
+        events: Events,
+        command: str = "",
+        shared: bool = False,
+    ) -> None:
         self.path = path
+        self._command = command
+        self._shared = shared
         self._clock = clock
         self._events = events
         self._lock: SupervisorLock | None = None
@@ -46,19 +61,34 @@ class StateDirectory:
         with suppress(OSError):  # the claim tells
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_trusted(self.path)
-        self._lock = SupervisorLock.acquire(self.path)
+        if self._shared:
+            self._share()
+            return {}
+        self._lock = SupervisorLock.acquire(self.path, command=self._command)
         ledger = ProgramLedger(self.path / LEDGER_FILE, clock=self._clock, events=self._events)
         records = ledger.load(forget_after=forget_after, known=known)
         ledger.start()
         self._ledger = ledger
         return records
 
+    def _share(self) -> None:
+        try:
+            self._lock = SupervisorLock.share(self.path, self._command)
+        except (OSError, TryAgainError) as error:
+            self._events.emit(ControlUnavailable(reason=describe_error(error)))
+
     async def open_control(self, socket: Path, handle: RequestHandler) -> None:
         """Open the control socket and say where it is."""
-        assert self._lock is not None
+        if self._lock is None:  # the event has said why
+            return
         self._control = ControlServer(socket, handle, clock=self._clock, events=self._events)
-        await self._control.open()
-        self._lock.publish_socket(socket)
+        try:
+            await self._control.open()
+            self._lock.publish_socket(socket)
+        except (UsageError, TryAgainError) as error:
+            if not self._shared:
+                raise
+            self._events.emit(ControlUnavailable(reason=str(error)))
 
     def save_record(self, name: str, record: ProgramRecord) -> None:
         if self._ledger is not None:

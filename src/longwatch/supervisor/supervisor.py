@@ -42,7 +42,8 @@ from longwatch.supervisor.program_registry import ProgramRegistry
 from longwatch.supervisor.shutdown import ShutdownKillCounter, stop_in_waves
 from longwatch.supervisor.socket_directory import SocketDirectory
 from longwatch.supervisor.state_directory import StateDirectory
-from longwatch.supervisor.target_factory import Streams, Targets
+from longwatch.supervisor.target_factory import Streams, Targets, inherited_streams
+from longwatch.supervisor.usage_meter import UsageMeter
 
 if TYPE_CHECKING:
     from longwatch.supervisor.containers.container_host import ContainerHost
@@ -53,11 +54,6 @@ FAST_SHUTDOWN_GRACE = 0.7
 """What is left to the others when a critical program has broken: all is over within a second."""
 THIRTY_DAYS = 30 * 86_400.0
 _START_BATCH = 10
-
-
-def inherited_streams(_: ProgramPlan) -> Streams:
-    """Output goes where this process's own goes."""
-    return Streams()
 
 
 class Supervisor(Service):
@@ -76,7 +72,8 @@ class Supervisor(Service):
     once the guardian runs, before anything else is opened: programs do not inherit what it changes.
     `container_host` makes the connection to a container runtime; it is called on the loop, for the
     first container. `refresh_plans` is called in a thread before a reset: it returns the plans that
-    hold now, None for the present ones.
+    hold now, None for the present ones. `command` is the command of ours that this process is. With
+    `shares_state_dir` others may use the directory, too, and no record survives this process.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -97,6 +94,8 @@ class Supervisor(Service):
         cgroups: bool = True,
         container_host: Callable[[], ContainerHost] | None = None,
         refresh_plans: Callable[[], Plans | None] | None = None,
+        command: str = "",
+        shares_state_dir: bool = False,
     ) -> None:
         self.clock = clock or SystemClock()
         super().__init__(name="supervisor", clock=self.clock)
@@ -128,9 +127,17 @@ class Supervisor(Service):
         self._main_program = main_program
         self._shutdown_timeout = shutdown_timeout
         self._forget_after = forget_after
-        self._extra_status = extra_status or {}
+        self._extra_status = {"command": command, **(extra_status or {})}
         self._on_guardian_started = on_guardian_started
         self._state_directory: StateDirectory | None = None
+        if state_dir is not None:
+            self._state_directory = StateDirectory(
+                state_dir,
+                clock=self.clock,
+                events=self.events,
+                command=command,
+                shared=shares_state_dir,
+            )
         self._socket_directory: SocketDirectory | None = None
         self._make_container_host = container_host
         self._container_host: ContainerHost | None = None
@@ -153,6 +160,8 @@ class Supervisor(Service):
             flush_records=self._flush_records,
             refusal=lambda: "the supervisor is shutting down" if self.is_shutting_down else "",
             refresh_plans=lambda: self._plan_follower.refresh(self._registry),
+            shut_down=self._begin_shutdown,
+            measure=UsageMeter(self.guardian, self._registry).measure,
         )
 
     def _reset(self) -> None:
@@ -227,9 +236,7 @@ class Supervisor(Service):
         self._call_soon(lambda: self._begin_shutdown(policy=KILL_NOW, escalate=True))
 
     def kill_unhealthy(self, pid: int, reason: str) -> None:
-        """Kill the program whose process that is, as one that failed its health checks: it
-        starts again by its policy.
-        """
+        """Kill the program of that process as unhealthy: it starts again by its policy."""
         self._call_soon(lambda: self._registry.kill_unhealthy(pid, reason))
 
     def add_listener(self, listener: ProgramListener) -> None:
@@ -279,10 +286,7 @@ class Supervisor(Service):
         self._reset()
         with ExitStack() as undo:
             records: Mapping[str, ProgramRecord] = {}
-            if self.state_dir is not None:
-                self._state_directory = StateDirectory(
-                    self.state_dir, clock=self.clock, events=self.events
-                )
+            if self._state_directory is not None:
                 undo.callback(self._close_state_directory, Deadline.never(self.clock))
                 records = self._state_directory.open(
                     self._plan_follower.plans, forget_after=self._forget_after
@@ -309,11 +313,7 @@ class Supervisor(Service):
         return stopped
 
     def _close_state_directory(self, deadline: Deadline) -> bool:
-        if self._state_directory is not None:
-            if not self._state_directory.close(deadline):
-                return False
-            self._state_directory = None
-        return True
+        return self._state_directory is None or self._state_directory.close(deadline)
 
     def _close_socket_directory(self) -> None:
         if self._socket_directory is not None:
@@ -328,11 +328,10 @@ class Supervisor(Service):
         self._registry.records = dict(records)
         self._registry.socket_path = self._socket_directory.socket_path
         if self._state_directory is not None:
-            state_dir = self._state_directory.path.absolute()
             requests = ControlRequests(
                 self.commands,
                 lambda: self._plan_follower.reload(self._registry),
-                state_dir,
+                self._state_directory.path.absolute(),
                 self.guardian,
                 clock=self.clock,
                 extra_status=self._extra_status,
@@ -362,6 +361,8 @@ class Supervisor(Service):
                 self._registry.run_on_demand(plan)
 
     def _on_program_finished(self, managed: ManagedProgram, code: int) -> None:
+        if managed.start_requested:  # a restart
+            return
         if managed.plan.name == self._main_program:
             self._begin_shutdown(code)
         elif managed.plan.critical and (code == EXIT_NEEDS_OPERATOR or managed.program.failed):

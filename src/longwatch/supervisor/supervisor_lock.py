@@ -8,24 +8,31 @@ taken for it. Its first line says where to reach it:
     locked, without one         it has just been started
     not locked, with a line     it was killed
     not locked, empty or gone   there is none
+
+`longwatch run`, `worker` and `runner` may share a state directory, with each other and with
+`longwatch up`. Each of them has a file of the same kind in `running/`, and removes it at its end.
+The next one to start removes the files of those that were killed.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from weakref import WeakMethod
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.error_text import os_reason
 from longwatch.errors import TryAgainError, UsageError
-from longwatch.host.file_lock import try_lock
+from longwatch.host.file_lock import open_locked, try_lock
 
 LOCK_FILE = "supervisor.lock"
+ENTRY_DIRECTORY = "running"
+_ENTRIES = "*.lock"
 _MAX_LINE_BYTES = 4096
 _LOCK_ATTEMPTS = 5
 _RETRY_INTERVAL = 0.02
@@ -36,24 +43,47 @@ supervisor.
 
 @dataclass(frozen=True, slots=True)
 class RunningSupervisor:
-    """A supervisor that lives, and where to ask it."""
+    """A supervisor that lives, and where to ask it. `command` is the command of ours that it is,
+    empty for a supervisor in a process of the user's own.
+    """
 
     pid: int
     socket: Path
+    command: str = ""
+    lock_path: Path | None = field(default=None, compare=False)
+    started_at: float = field(default=0.0, compare=False)
+
+    @property
+    def owns_directory(self) -> bool:
+        """Whether it is the one that remembers programs there, and no other can be."""
+        return self.lock_path is not None and self.lock_path.name == LOCK_FILE
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still holds its lock."""
+        look = None if self.lock_path is None else _look(self.lock_path)
+        return look is not None and look.is_held and look.content.get("pid") == self.pid
 
 
 class SupervisorLock:
-    """This process as the one supervisor of a state directory. Children do not inherit it."""
+    """This process as the one supervisor of a state directory, or as one of several that share it.
+    Children do not inherit it.
+    """
 
-    def __init__(self, descriptor: int, *, clock: Clock) -> None:
+    def __init__(
+        self, descriptor: int, *, clock: Clock, command: str = "", entry: Path | None = None
+    ) -> None:
         self._descriptor = descriptor
         self._clock = clock
-        self._write({"pid": os.getpid()})
+        self._entry = entry
+        """The file that is removed with the lock; None for the one that stays."""
+        self._content = {"pid": os.getpid(), **({"command": command} if command else {})}
+        self._write(self._content)
         inherited = WeakMethod(self._close_descriptor)
         os.register_at_fork(after_in_child=lambda: (forget := inherited()) and forget())
 
     @classmethod
-    def acquire(cls, state_dir: Path, *, clock: Clock | None = None) -> Self:
+    def acquire(cls, state_dir: Path, *, clock: Clock | None = None, command: str = "") -> Self:
         """Be the supervisor here; TryAgainError if another one is, UsageError if the directory
         cannot be used.
         """
@@ -68,20 +98,41 @@ class SupervisorLock:
             ) from None
         try:
             _lock_with_retries(descriptor, state_dir, clock)
-            return cls(descriptor, clock=clock)
+            _remove_killed(state_dir / ENTRY_DIRECTORY)
+            return cls(descriptor, clock=clock, command=command)
         except BaseException:
             os.close(descriptor)
             raise
 
+    @classmethod
+    def share(cls, state_dir: Path, command: str, *, clock: Clock | None = None) -> Self:
+        """Be one of the supervisors that share the directory; OSError if it cannot be written."""
+        directory = state_dir / ENTRY_DIRECTORY
+        directory.mkdir(mode=0o700, exist_ok=True)
+        _remove_killed(directory)
+        for _ in range(_LOCK_ATTEMPTS):
+            path = directory / f"{command}-{os.getpid()}-{os.urandom(3).hex()}.lock"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(path, flags, 0o600))
+            descriptor = open_locked(path, os.O_RDWR | os.O_NOFOLLOW, wait=True)
+            if descriptor is None:
+                continue
+            if path.exists():  # else another process took it for a killed one's
+                return cls(descriptor, clock=clock or SystemClock(), command=command, entry=path)
+            os.close(descriptor)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(directory))
+
     def publish_socket(self, socket: Path) -> None:
         """Tell clients where to ask."""
-        self._write({"pid": os.getpid(), "socket": str(socket), "started_at": self._clock.wall()})
+        self._write({**self._content, "socket": str(socket), "started_at": self._clock.wall()})
 
     def release(self) -> None:
         """Be no supervisor any more; idempotent."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
+                if self._entry is not None:
+                    self._entry.unlink(missing_ok=True)
             self._close_descriptor()
 
     def _write(self, content: dict[str, object]) -> None:
@@ -105,48 +156,87 @@ class SupervisorLock:
 
 
 def find_supervisor(state_dir: Path) -> RunningSupervisor:
-    """The supervisor of a state directory, for those who want to ask it; TryAgainError, with
-    what to do, if there is none.
+    """The first of `find_supervisors`; TryAgainError, with what to do, if there is none."""
+    return find_supervisors(state_dir)[0]
+
+
+def find_supervisors(state_dir: Path) -> list[RunningSupervisor]:
+    """The supervisors of a state directory: the one that has its lock, then the others, those that
+    run longest first. TryAgainError, with what to do, if there is none.
     """
+    found: list[RunningSupervisor] = []
+    others: list[_LockLook] = []
+    for path in (state_dir / LOCK_FILE, *(state_dir / ENTRY_DIRECTORY).glob(_ENTRIES)):
+        look = _look(path)
+        if look is not None and look.is_held and "socket" in look.content:
+            found.append(_running_supervisor(path, look.content))
+        elif look is not None:
+            others.append(look)
+    if not found:
+        raise _nothing_answers_error(state_dir, others)
+    return sorted(found, key=lambda each: (not each.owns_directory, each.started_at))
+
+
+class _LockLook(NamedTuple):
+    """What a lock file said at one moment."""
+
+    is_held: bool
+    content: dict[str, Any]
+
+
+def _look(path: Path) -> _LockLook | None:
+    """What the file says now; None if it is not there. UsageError if it cannot be read."""
     try:
-        descriptor = os.open(
-            state_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        )
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        raise _not_running_error(state_dir) from None
+        return None
     except OSError as error:
-        problem = f"cannot look for the supervisor of {state_dir} ({os_reason(error)})"
+        problem = f"cannot look for the supervisor of {path.parent} ({os_reason(error)})"
         raise UsageError(
             f"{problem}; ask as the user who started it, or give --state-dir"
         ) from None
     try:
-        held, content = not try_lock(descriptor, shared=True), _read_lock_file(descriptor)
+        return _LockLook(not try_lock(descriptor, shared=True), _read_lock_file(descriptor))
     finally:
         os.close(descriptor)
-    return (
-        _running_supervisor(state_dir, content) if held else _raise_not_running(state_dir, content)
+
+
+def _running_supervisor(path: Path, content: dict[str, Any]) -> RunningSupervisor:
+    return RunningSupervisor(
+        content["pid"],
+        Path(content["socket"]),
+        str(content.get("command", "")),
+        path,
+        float(content.get("started_at", 0.0)),
     )
 
 
-def _running_supervisor(state_dir: Path, content: dict[str, Any]) -> RunningSupervisor:
-    if "socket" not in content:
-        raise TryAgainError(f"the supervisor of {state_dir} is just starting; try again")
-    return RunningSupervisor(content["pid"], Path(content["socket"]))
-
-
-def _raise_not_running(state_dir: Path, content: dict[str, Any]) -> RunningSupervisor:
-    if "pid" in content:
-        raise TryAgainError(
-            f"the supervisor of {state_dir} (pid {content['pid']}) was killed; start it again with "
-            f"`longwatch up`"
-        )
-    raise _not_running_error(state_dir)
+def _nothing_answers_error(state_dir: Path, looks: list[_LockLook]) -> TryAgainError:
+    if any(look.is_held for look in looks):
+        return TryAgainError(f"the supervisor of {state_dir} is just starting; try again")
+    for look in looks:
+        if "pid" in look.content:
+            command = look.content.get("command") or "up"
+            return TryAgainError(
+                f"the supervisor of {state_dir} (pid {look.content['pid']}) was killed; start it "
+                f"again with `longwatch {command}`"
+            )
+    return _not_running_error(state_dir)
 
 
 def _not_running_error(state_dir: Path) -> TryAgainError:
     return TryAgainError(
         f"no supervisor runs on {state_dir}; start one with `longwatch up`, or give --state-dir"
     )
+
+
+def _remove_killed(directory: Path) -> None:
+    """Remove the files of supervisors that were killed: those that no process holds."""
+    for path in directory.glob(_ENTRIES):
+        descriptor = open_locked(path, os.O_RDWR | os.O_NOFOLLOW)
+        if descriptor is not None:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 def _lock_with_retries(descriptor: int, state_dir: Path, clock: Clock) -> None:

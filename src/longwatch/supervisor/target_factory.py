@@ -43,6 +43,11 @@ class TargetFactory(Protocol):
         """What `status` shows of this kind while nothing of it is watched; plain JSON types."""
 
 
+def inherited_streams(_: ProgramPlan) -> Streams:
+    """Output goes where this process's own goes."""
+    return Streams()
+
+
 class Targets:
     """The targets of one supervisor. `container_host` is called for the first container."""
 

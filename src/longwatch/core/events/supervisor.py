@@ -101,6 +101,37 @@ class SupervisorStopped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthChecksOff(Event):
+    """`longwatch run` makes no health checks, because no setting says where to ask."""
+
+    program: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDirectoryUnavailable(Event):
+    """The default state directory cannot be written: no log files are kept, and `longwatch status`
+    and its like cannot reach this process.
+    """
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlUnavailable(Event):
+    """The control socket could not be opened: `longwatch status` and its like cannot reach this
+    process. Everything else goes on.
+    """
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCommandFailed(Event):
     """A command over the control socket raised an unexpected error.
 

@@ -19,6 +19,12 @@ _KERNEL_THREAD = 0x00200000
 _MAX_STAT_BYTES = 4096
 _THREADS_FIELD = 17
 """Index of the number of threads in /proc/PID/stat, counted from the state field."""
+_CPU_FIELDS = slice(11, 15)
+"""Indexes of the ticks on a CPU: of the process in user and kernel mode, and of the children that
+it has waited for.
+"""
+_RESIDENT_FIELD = 21
+"""Index of the number of pages in memory."""
 
 
 class Process(namedtuple("Process", ("key", "pid", "parent", "group", "session", "start"))):  # noqa: PYI024 - typing takes memory
@@ -86,6 +92,16 @@ class ProcTable:
         """
         process = self.get(pid) if self._namespace_depth is None else None
         return process.start if process else 0
+
+    def usage(self, key: int) -> tuple[int, int] | None:
+        """Its ticks on a CPU, those of children that it has waited for included, and its pages in
+        memory; None if it is gone.
+        """
+        try:
+            fields = self._stat(key)
+            return sum(map(int, fields[_CPU_FIELDS])), int(fields[_RESIDENT_FIELD])
+        except (OSError, IndexError):
+            return None
 
     def started_after(self, pid: int, start: int) -> bool:
         """Whether the process with this pid started after that time; False if its start time is

@@ -119,24 +119,31 @@ class TreeScanner:
         clears it.
         """
 
-    def members(self, trees: Iterable[ProcessTree]) -> dict[ProcessTree, list[Process]]:
+    def members(
+        self, trees: Iterable[ProcessTree], *, root: int | None = None
+    ) -> dict[ProcessTree, list[Process]]:
         """Return the living processes of every tree, from one scan.
 
-        The package docstring has the rules of ownership.
+        The package docstring has the rules of ownership. `root` is the pid of the guardian, a child
+        of this process; None if this process is the guardian.
         """
         index = OwnershipIndex(trees)
         found: dict[ProcessTree, list[Process]] = {tree: [] for tree in index.trees}
         in_cgroup = {pid: tree for tree in index.trees if tree.cgroup for pid in tree.cgroup.pids()}
         owners: dict[int, ProcessTree | None] = {}
-        for process in descendants(self.table.read(), self.table.own_key):
+        processes = self.table.read()
+        root_key = self.table.own_key
+        if root is not None:
+            root_key = _child_key(root_key, root, processes)
+        for process in descendants(processes, root_key):
             owner = in_cgroup.get(process.pid) or self._owner(
                 process, index, owners.get(process.parent)
             )
             owners[process.key] = owner
             if owner is not None:
                 found[owner].append(process)
-        for tree, processes in found.items():
-            tree.update_session(processes)
+        for tree, living in found.items():
+            tree.update_session(living)
         return found
 
     def _owner(
@@ -200,6 +207,14 @@ class TreeScanner:
             *self.table.own_children(),
         ]:
             self.table.signal(process, signal.SIGKILL)
+
+
+def _child_key(parent: int, pid: int, processes: dict[int, Process]) -> int:
+    """The key of the child with this pid; 0, which has no descendants, if there is none. In other
+    namespaces there are processes with the same pid.
+    """
+    children = (process for process in processes.values() if process.parent == parent)
+    return next((child.key for child in children if child.pid == pid), 0)
 
 
 def kill_marked(  # noqa: PLR0913 - each is optional and has its own meaning

@@ -155,7 +155,7 @@ def marked_processes(pid: int, mark: str, *, proc: Path = Path("/proc")) -> list
     """The processes with this mark in the cgroup of that process; None if they cannot be seen
     from here.
     """
-    pids = _cgroup_pids(pid, proc)
+    pids = cgroup_pids(pid, proc=proc)
     if pids is None:
         return None
     wanted = f"{MARK_VARIABLE}={mark}".encode()
@@ -180,7 +180,7 @@ def _environment(pid: int, proc: Path) -> list[bytes]:
         return []
 
 
-def _cgroup_pids(pid: int, proc: Path) -> list[int] | None:
+def cgroup_pids(pid: int, *, proc: Path = Path("/proc")) -> list[int] | None:
     """The members of its cgroup; None if it is not a process of this host, or shares our cgroup."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()

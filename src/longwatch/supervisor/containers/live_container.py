@@ -22,7 +22,7 @@ from longwatch.errors import (
 from longwatch.host.capture import LineSink
 from longwatch.host.loop import wait_until_done
 from longwatch.host.process import ProcessEnd, StopGrace, StopPolicy
-from longwatch.supervisor.containers.container_command import ContainerCommand
+from longwatch.supervisor.containers.container_command import ContainerCommand, cgroup_pids
 from longwatch.supervisor.containers.container_host import ContainerHost
 from longwatch.supervisor.containers.container_logs import copy_logs
 from longwatch.supervisor.containers.container_spec import ContainerSpec
@@ -95,6 +95,11 @@ class LiveContainer:
     @property
     def pid(self) -> int | None:
         return self._state.pid or None
+
+    def process_ids(self) -> list[int] | None:
+        """Its processes; None if they cannot be seen from here. Blocks on /proc."""
+        pid = self.pid
+        return cgroup_pids(pid) if pid is not None and self._state.is_local else None
 
     @property
     def is_running(self) -> bool:

@@ -28,9 +28,9 @@ from longwatch.supervisor.containers.container_spec import PullPolicy
 from longwatch.supervisor.containers.registry_watch import RegistryWatch
 from longwatch.supervisor.managed_program import ProgramStatus
 from longwatch.supervisor.plan import ProgramPlan
-from longwatch.supervisor.supervisor import Supervisor, inherited_streams
+from longwatch.supervisor.supervisor import Supervisor
 from longwatch.supervisor.supervisor_lock import find_supervisor
-from longwatch.supervisor.target_factory import Streams
+from longwatch.supervisor.target_factory import Streams, inherited_streams
 
 _ANSWER_SECONDS = 30.0
 
