@@ -222,7 +222,8 @@ def test_a_link_in_place_of_a_log_is_refused_at_the_start_and_left_out_later(
         failed = run.wait_for_event("log_file_failed")
         assert ("a.log", "it is a symbolic link") == (Path(failed["path"]).name, failed["reason"])
         for _ in range(20):
-            assert b"a | hello\n" == run.out.next_line(time.monotonic() + TIMEOUT)
+            line = json.loads(run.out.next_line(time.monotonic() + TIMEOUT))
+            assert ("a", "hello") == (line["program"], line["text"])
         assert run.status("a")["up"]
         run.stop_cleanly()
     assert 1 == len(run.events("log_file_failed"))
