@@ -916,7 +916,7 @@ def test_a_server_that_answers_garbage_is_an_unreachable_runtime(
 ) -> None:
     async def claim() -> None:
         async with runtime_stub(tmp_path / "s", {"GET /version": answer}):
-            with pytest.raises(RuntimeUnreachableError, match="did not tell its version"):
+            with pytest.raises(RuntimeUnreachableError, match="did not report its version"):
                 await EngineApi.connect(tmp_path / "s")
 
     asyncio.run(claim())

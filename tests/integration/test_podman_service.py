@@ -377,7 +377,7 @@ def test_a_service_that_is_idle_ends_and_another_one_can_be_started(
     [
         ("echo podman version 4.3.1; echo no >&2; test $1 = --version", "ended at once: no"),
         ("echo podman version 4.3.1; test $1 = --version", "ended at once: no reason"),
-        ("echo something else", "shows no version"),
+        ("echo something else", "shows no version number"),
     ],
 )
 def test_a_podman_that_does_not_serve_is_an_error_with_its_reason(

@@ -145,7 +145,7 @@ def test_a_listener_that_is_no_runtime_is_passed_over(
     monkeypatch.setattr(engine_api, "_CONNECT_SECONDS", 0.3)
     found = machine.detect(serving=EVERYWHERE[:2], answers={"docker-host": answer})
     assert name_of(found) == "docker 1"
-    assert "did not tell its version" in found.passed_over[0]
+    assert "did not report its version" in found.passed_over[0]
 
 
 def test_an_address_that_is_no_unix_socket_is_passed_over_and_its_password_hidden(
@@ -185,7 +185,7 @@ def test_a_podman_that_cannot_serve_is_a_reason_with_its_last_words(machine: Mac
     found = machine.detect()
     assert found.api is None
     assert "`podman system service` ended at once: Error: no storage" in found.reason
-    assert found.reason.endswith("see whether `podman info` works")
+    assert found.reason.endswith("check that `podman info` works")
 
 
 def test_a_service_of_our_own_is_the_last_resort_and_ends_with_the_connection(

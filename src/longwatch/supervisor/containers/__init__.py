@@ -1,26 +1,25 @@
-"""Containers that stay up: agents in Docker or Podman, as targets of the supervisor.
+"""Keeps containers up: agents in Docker or Podman, as targets of the supervisor.
 
-The way of a container: `agent_registry` reads `agents.json` and the manifests into plans. A
-`container_target` starts and adopts one container; `live_container` is one life of it, to its end.
-`container_command` runs the commands of its probes, `container_logs` copies its output.
-`container_host` holds the connection
-to the runtime that all of them share: it passes events on, polls behind them, and says when the
-runtime cannot be asked. `runtime` is the seam to Docker and Podman, `engine_api` the one that
-speaks to them, `runtime_detection` finds it. `monitor` is all of it for code of your own.
+`agent_registry` reads `agents.json` and the manifests into plans. A `container_target` starts and
+adopts one container, and `live_container` is one run of it. `container_command` runs the commands
+of its probes, and `container_logs` copies its output. `container_host` holds the connection to the
+runtime, which all containers share: it passes events on, polls as a fallback, and knows whether the
+runtime answers. `runtime` is the interface to Docker and Podman, `engine_api` implements it, and
+`runtime_detection` finds a runtime. `monitor` combines all parts for use from Python.
 
-Who owns a container: labels. `longwatch.owner` names the state directory whose supervisor made
-it, `longwatch.name` its program, `longwatch.spec` a digest of what it was made from. A container
-of the right name with another owner, or none, is never touched. One of ours that was made from
-another spec is stopped with its grace, removed, and made anew at the next start.
+Labels show the owner of a container. `longwatch.owner` names the state directory whose supervisor
+created it, `longwatch.name` its program, `longwatch.spec` the digest of its spec. A container of
+the right name with another owner, or none, is never touched. If a container of ours was created
+from another spec, it is stopped with its grace, removed, and created anew at the next start.
 
-States of the connection: `unknown` until the first list succeeded and whenever the runtime does
-not answer, else `known`. While it is unknown no container counts as ended, no probe counts as
-failed, and starts wait. Once it is known again one list says what ended meanwhile.
+The connection is `unknown` until the first list succeeded and whenever the runtime does not answer,
+else `known`. While it is unknown, no container counts as ended, no probe counts as failed, and
+starts wait. Once it is known again, one list shows which containers ended meanwhile.
 
-How an end is noticed: by a `die` event, at once; by the list of every 5 seconds, behind it; by
-the list after a reconnect. Each leads to one inspection, which alone says how it ended. An end
-that a stop from outside came before (`stop` of Podman, `kill` then `stop` of Docker) waits a
-second (Podman may say so only after the end: then the start that is scheduled is given up), to tell
-three cases apart: the container is gone: it was removed, and is made anew; it
-runs again: it was restarted, and is adopted; it stays: a person stopped it, and it stays stopped.
+An end is noticed by a `die` event, by the list every 5 seconds, or by the list after a reconnect.
+Each leads to one inspection, which alone decides how the container ended. If a stop from outside
+came before the end (`stop` of Podman, `kill` then `stop` of Docker), the decision waits a second.
+Podman may report the stop only after the end: then the scheduled start is cancelled. After that
+second, a container that is gone was removed, and is created anew. A container that runs again was
+restarted, and is adopted. Any other was stopped by a person, and stays stopped.
 """

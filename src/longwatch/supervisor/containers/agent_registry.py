@@ -1,8 +1,8 @@
-"""The registry `agents.json` and the manifests of its agents, read into plans.
+"""Reads the registry `agents.json` and the manifests of its agents into plans.
 
-A registry that cannot be read is an error, and the caller keeps the former plans. An agent with
-something wrong still becomes a plan: its `fault` says what a person must correct, and nothing of it
-is started. Everything else that is wrong is a warning.
+If the registry cannot be read, an error is raised, and the caller keeps the former plans. An agent
+with mistakes still becomes a plan: its `fault` lists what a person must correct, and the agent is
+not started. Every other mistake is a warning.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 MAX_REGISTRY_BYTES = 4 << 20
 _STOP_GRACE = 15.0
 _MAX_FAULTS = 20
-"""So many faults of one agent are listed."""
+"""At most this many faults of one agent are listed."""
 
 _SIZE = re.compile(r"([0-9]{1,12}) ?([kmgt])(i?)b", re.IGNORECASE)
 _PATH_COMPONENT = re.compile(r"(?!\.{1,2}\Z)[^/\\]+")
@@ -96,41 +96,43 @@ _PRIVILEGE_KEYS = frozenset(
         "volumesfrom",
     }
 )
-"""In lower case, without `_` and `-`: what would take an agent out of its container."""
+"""Keys that would weaken the isolation of a container: in lower case, without `_` and `-`."""
 
 ItemT = TypeVar("ItemT")
 WordT = TypeVar("WordT", bound=StrEnum)
 
 
 class RegistryError(UsageError):
-    """The registry of agents cannot be read; the message says what was found and the cure."""
+    """The registry of agents cannot be read. The message says what was found and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryDefaults:
-    """The settings of `[containers]` that hold for every agent of a registry."""
+    """The settings of `[containers]` that apply to every agent of a registry."""
 
     bind_roots: tuple[Path, ...] = ()
     pull: PullPolicy = PullPolicy.MISSING
     stop_on_exit: bool = False
     runtime_sockets: tuple[Path, ...] = ()
-    """Sockets of runtimes that are bound into no container, beside the well-known ones."""
+    """Sockets of runtimes that must not be bound into a container, in addition to the well-known
+    ones.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryReading:
-    """What a registry and its manifests say."""
+    """The contents of a registry and its manifests."""
 
     plans: dict[str, ProgramPlan]
     warnings: tuple[str, ...]
     files: tuple[Path, ...]
-    """The registry, then every manifest that was looked for, there or not."""
+    """The registry, then every manifest that was looked for, whether it exists or not."""
 
 
 def read_registry(path: Path, *, defaults: RegistryDefaults) -> RegistryReading:
     """Read the registry and the manifests of its agents. Blocking: call it in a thread.
 
-    RegistryError if the registry itself cannot be read.
+    Raises RegistryError if the registry itself cannot be read.
     """
     path = path.absolute()
     file = printable(str(path))
@@ -153,7 +155,7 @@ def read_registry(path: Path, *, defaults: RegistryDefaults) -> RegistryReading:
 
 
 def _monitored_entries(registry: Section) -> Iterator[Section]:
-    """The entries of agents. Keys that start with `_` are settings of other tools."""
+    """Yield the entries of agents. Keys that start with `_` are settings of other tools."""
     for name, entry in registry.values.items():
         if name.startswith("_"):
             continue
@@ -173,7 +175,7 @@ def _monitored_entries(registry: Section) -> Iterator[Section]:
 
 
 class _EntryReader:
-    """Reads one entry of the registry, and the manifest that it leads to."""
+    """Reads one entry of the registry, and its manifest."""
 
     def __init__(self, entry: Section, base: Path, defaults: RegistryDefaults) -> None:
         self._entry = entry
@@ -184,7 +186,7 @@ class _EntryReader:
         self.manifest_path = self._find_manifest()
 
     def plan(self) -> ProgramPlan:
-        """The plan, with a fault if a person must correct something first."""
+        """Return the plan, with a fault if a person must correct something first."""
         self._entry.warn_unknown([*_ENTRY_KEYS, *self._refuse_privileges()])
         manifest = self._read_manifest()
         spec = self._spec(manifest)
@@ -224,7 +226,7 @@ class _EntryReader:
         )
 
     def _component(self, key: str) -> str | None:
-        """A text that is one part of a path; None if it is not set, or with a fault."""
+        """Return a text that is one component of a path; None if it is not set or has a fault."""
         name = self._entry.text(key)
         if name is None or (_PATH_COMPONENT.fullmatch(name) and name.isprintable()):
             return name
@@ -257,7 +259,9 @@ class _EntryReader:
         return manifest
 
     def _refuse_privileges(self) -> list[str]:
-        """The keys that ask for what no agent gets; a fault for each that is not empty or false."""
+        """Return the keys that ask for privileges, with a fault for each that is not empty or
+        false.
+        """
         asked = [
             key
             for key in self._entry.values
@@ -276,7 +280,7 @@ class _EntryReader:
         value = self._entry.get("command")
         try:
             words = shlex.split(value) if isinstance(value, str) else value
-        except ValueError:  # its quotes are not closed
+        except ValueError:  # a quote is not closed
             words = value
         if words is None:
             return ()
@@ -290,7 +294,7 @@ class _EntryReader:
         return ()
 
     def _env(self) -> dict[str, str]:
-        """The variables; those with a fault are left out. No message shows a value."""
+        """Return the variables without those that have a fault. Messages never show a value."""
         if isinstance(self._entry.get("env"), list):
             return dict(self._items("env", _listed_variable))
         section, found = self._entry.section("env"), {}
@@ -304,7 +308,7 @@ class _EntryReader:
         return found
 
     def _items(self, key: str, read: Callable[[object], ItemT]) -> tuple[ItemT, ...]:
-        """What a list holds; a fault for each item that cannot be read."""
+        """Return the items of a list, with a fault for each that cannot be read."""
         items, found = self._entry.get(key), []
         if items is not None and not isinstance(items, list):
             self._entry.fault(key, f"expected a list, found {kind_of(items)}; write it as […]")
@@ -389,7 +393,9 @@ def _variable_text(value: object) -> str:
 
 
 def _bind_parts(item: object) -> tuple[str, str, bool]:
-    """Source, target and whether it is read-only, of a bind that is written as an object."""
+    """Return source, target and whether it is read-only, for a bind that is written as an
+    object.
+    """
     if isinstance(item, dict):
         _require_known(item, ("source", "target", "readOnly"))
         match item.get("source"), item.get("target"), item.get("readOnly", False):
@@ -404,7 +410,7 @@ def _bind_parts(item: object) -> tuple[str, str, bool]:
 def _port(item: object) -> PublishedPort:
     if isinstance(item, str):
         return parse_port(item)
-    if type(item) is int:  # a bool is none
+    if type(item) is int:  # a bool is not accepted
         return make_port(host_port=item, container_port=item)
     if isinstance(item, dict):
         return _port_of_object(item)
@@ -432,7 +438,7 @@ def _port_of_object(item: dict[str, object]) -> PublishedPort:
 
 
 def _require_known(options: Iterable[str], known: Collection[str]) -> None:
-    """ValueError for an unknown key: a mistyped `readOnly` would make a bind writable."""
+    """Raise ValueError for an unknown key: a mistyped `readOnly` would make a bind writable."""
     for key in options:
         if key not in known:
             cure = did_you_mean(key[:64], known, default="take it out")

@@ -1,10 +1,10 @@
-"""Runs a command of a probe in a container, and leaves nothing of it behind.
+"""Runs a command of a probe in a container, and kills its processes when it ends or times out.
 
-The Engine API cannot kill an exec. So the command runs under `timeout -s KILL` where the image has
-that, and it carries a random mark in its environment: what has the mark in the container's cgroup
-afterwards is killed, where its processes are processes of this host. Reading the cgroup's list
-costs as much as the container has processes, not as much as the host has. Where neither can be
-done, a command that does not end in time is reported as a leak.
+The Engine API cannot kill an exec. So the command runs under `timeout -s KILL` if the image has it.
+The command also has a random mark in its environment. If the container's processes are visible on
+this host, processes in its cgroup that have the mark are killed afterwards. Reading the cgroup's
+list depends on the number of processes in the container, not on the host. If neither is possible, a
+command that does not end in time is reported as a leak.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ MARK_VARIABLE = "LONGWATCH_OWNER"
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _FIRST_SERVER_ERROR = 500
 _TIMEOUT_MARGIN = 2.0
-"""Seconds that `timeout` in a container waits longer than the prober, which kills first."""
+"""Seconds that `timeout` in a container waits longer than the prober, which normally kills
+first.
+"""
 _KILL_ROUNDS = 20
 _LATE_ROUNDS = 300
 _EMPTY_ROUNDS = 10
-"""How often nothing has to be found before nothing is left: a process that execs shows no mark, and
-on a busy machine it may stay there for a while.
+"""Empty scans in a row before the command counts as gone: a process that execs shows no mark, on a
+busy machine for a while.
 """
 _KILL_ROUND_SECONDS = 0.05
 
 
 class ContainerCommand:
-    """One command in one container. Used on the loop."""
+    """One command in one container. Used on the event loop."""
 
     def __init__(self, spec: ContainerSpec, state: ContainerState, host: ContainerHost) -> None:
         self._spec = spec
@@ -47,13 +49,13 @@ class ContainerCommand:
         self._host = host
         self._mark = os.urandom(16).hex()
         self._was_found = False
-        """Whether a process of the command was seen after it was over or given up."""
+        """Whether a process of the command was seen after it ended or was given up."""
 
     async def run(
         self, argv: Sequence[str], *, output: LineSink, cwd: str | None, timeout: float
     ) -> int:
-        """Run it and return its exit code. Cancelling it kills what it started. Raises SpawnError,
-        RuntimeUnreachableError.
+        """Run it and return its exit code. Cancelling it kills the processes it started. Raises
+        SpawnError or RuntimeUnreachableError.
         """
         runtime = self._host.connected
         limited = await self._has_timeout(runtime)
@@ -80,7 +82,7 @@ class ContainerCommand:
         return end.exit_code
 
     async def _has_timeout(self, runtime: ContainerRuntime) -> bool:
-        """Whether its image has a `timeout` that knows how to kill; asked once an image."""
+        """Return whether its image has a `timeout` command with `-s KILL`; asked once per image."""
         known, image = self._host.has_timeout, self._spec.image
         if image not in known:
             argv = ("timeout", "-s", "KILL", "5", "sh", "-c", "exit 0")
@@ -98,11 +100,13 @@ class ContainerCommand:
         return known[image]
 
     async def _kill_leftovers(self, *, is_over: bool) -> bool:
-        """Kill what has the mark, until nothing has; False if that cannot be seen from here. The
-        runtime may only now start a command that was given up: that is waited for, at most a
-        moment here and longer in the background.
+        """Kill processes with the mark until none is left; False if they are not visible on this
+        host.
+
+        The runtime may start a command after it was given up. So this waits for it a moment, and
+        longer in the background.
         """
-        # also while the runtime does not answer: the processes are seen without it
+        # also while the runtime does not answer: the processes are visible without it
         if (
             not self._state.pid
             or await self._kill_marked(rounds=1 if is_over else _KILL_ROUNDS) is None
@@ -113,8 +117,9 @@ class ContainerCommand:
         return True
 
     async def _kill_marked(self, *, rounds: int) -> bool | None:
-        """Kill until nothing is left of what was found, looking so often for the first; None if
-        nothing can be seen.
+        """Scan up to `rounds` times and kill the processes found until none is left.
+
+        Returns whether any was found; None if the processes are not visible on this host.
         """
         left = rounds
         while left > 0:
@@ -128,7 +133,7 @@ class ContainerCommand:
             else:
                 left -= 1
             if left:
-                await asyncio.sleep(_KILL_ROUND_SECONDS)  # real time: the kernel is waited for
+                await asyncio.sleep(_KILL_ROUND_SECONDS)  # real time: the kernel needs it
         return self._was_found
 
     async def _kill_late(self) -> None:
@@ -136,7 +141,7 @@ class ContainerCommand:
 
 
 class _NoOutput:
-    """A sink for output that is of no use."""
+    """A sink that discards its output."""
 
     congested = False
 
@@ -148,12 +153,12 @@ class _NoOutput:
         callback()
 
     def give_up(self) -> None:
-        """Nothing ever holds it up."""
+        """Do nothing: this sink is never congested."""
 
 
 def marked_processes(pid: int, mark: str, *, proc: Path = Path("/proc")) -> list[int] | None:
-    """The processes with this mark in the cgroup of that process; None if they cannot be seen
-    from here.
+    """Return the processes with this mark in the cgroup of `pid`; None if they are not visible on
+    this host.
     """
     pids = cgroup_pids(pid, proc=proc)
     if pids is None:
@@ -163,7 +168,7 @@ def marked_processes(pid: int, mark: str, *, proc: Path = Path("/proc")) -> list
 
 
 def kill_processes(pids: list[int]) -> None:
-    """SIGKILL to each; one that is gone is passed over."""
+    """Send SIGKILL to each process; skip those that are gone."""
     for pid in pids:
         with suppress(OSError):
             descriptor = os.pidfd_open(pid)
@@ -181,7 +186,9 @@ def _environment(pid: int, proc: Path) -> list[bytes]:
 
 
 def cgroup_pids(pid: int, *, proc: Path = Path("/proc")) -> list[int] | None:
-    """The members of its cgroup; None if it is not a process of this host, or shares our cgroup."""
+    """Return the members of its cgroup; None if it is not a process of this host, or shares our
+    cgroup.
+    """
     try:
         lines = (proc / str(pid) / "cgroup").read_text().splitlines()
         own = (proc / "self" / "cgroup").read_text().splitlines()

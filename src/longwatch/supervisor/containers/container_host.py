@@ -1,11 +1,11 @@
-"""The connection to a container runtime that all containers of a supervisor share.
+"""The connection to a container runtime, which all containers of a supervisor share.
 
-    connect ──► events and a list every few seconds ──► lost ──► connect again
-       │ no runtime: one event, then quietly again every few seconds
+    connect ──► events, and a list every few seconds ──► lost ──► connect again
+       │ no runtime: one event, then silent retries every few seconds
 
-Each life of a container registers here by its id. Events are passed on to it, and every list says
-of each whether it still runs. While the runtime does not answer nothing is passed on: callers that
-need it wait in `runtime`.
+Each run of a container registers here by its id. It gets the events of its container, and its state
+from every list. While the runtime does not answer, nothing is passed on, and callers that need the
+runtime wait in `runtime`.
 """
 
 from __future__ import annotations
@@ -35,38 +35,37 @@ from longwatch.supervisor.containers.runtime import (
 
 POLL_INTERVAL = 5.0
 _CALL_TIMEOUT = 30.0
-"""Seconds after which a list that was not answered means that the runtime does not answer."""
+"""Seconds to wait for a list before the runtime counts as not answering."""
 
 _CONFIRM_SECONDS = 0.3
 _MIN_POLL_GAP = 0.1
-"""Seconds between two lists at least, however much happens."""
+"""Minimum seconds between two lists, however many events arrive."""
 
 Connect = Callable[[], Awaitable[ContainerRuntime | str]]
-"""Returns a runtime that answers, or why there is none, in one sentence with the cure."""
+"""Returns a runtime that answers, or one sentence that says why there is none and what to do."""
 
 
 class ContainerWatcher(Protocol):
-    """One life of a container, as the host knows it."""
+    """One run of a container, as the host sees it."""
 
     def handle_event(self, event: RuntimeEvent) -> None:
-        """Something happened to it."""
+        """Handle an event of the container."""
 
     def handle_listed(self, state: ContainerState | None) -> None:
-        """What the latest list says of it; None: it is gone."""
+        """Handle its state in the latest list; None if the container is gone."""
 
 
 class ContainerHost:
-    """Keeps the connection and passes on what happens. Used on the loop.
+    """Keeps the connection and passes events and lists on. Used on the event loop.
 
-    `owner` is the value of the owner label of every container that is ours. `on_started` is called
-    with the name of one of ours that runs without a life here, and when it started, in wall time: a
-    person started it, or a stop did not get through. `on_stopped` is
-    called with the name of one of ours that a person stopped, if the runtime says so only after its
-    end. `child_pids`
-    are the processes that `connect` started to reach a runtime, and `on_close` ends them.
+    `owner` is the value of the owner label of all containers of ours. `on_started` is called when a
+    container of ours runs unwatched, because a person started it or a stop failed. It gets the name
+    and the start in wall time. `on_stopped` is called with the name of a container of ours that a
+    person stopped, if the runtime reports the stop only after the end. `child_pids` are the
+    processes that `connect` started to reach a runtime, and `on_close` ends them.
     """
 
-    def __init__(  # noqa: PLR0913 - a connection and its surroundings, most of them optional
+    def __init__(  # noqa: PLR0913 - a connection and its dependencies, most of them optional
         self,
         connect: Connect,
         *,
@@ -83,11 +82,11 @@ class ContainerHost:
         self.on_started: Callable[[str, float], None] = lambda _name, _started_at: None
         self.on_stopped: Callable[[str], None] = lambda _: None
         self.logged_until: dict[str, float] = {}
-        """By container: the wall time when output of it was last copied."""
+        """By container: the wall time when its output was last copied."""
         self.has_timeout: dict[str, bool] = {}
-        """By image: whether it has a `timeout` command that knows `-s KILL`."""
-        self.reason = "the runtime was not asked yet"
-        """Why the runtime is not known; empty while it is."""
+        """By image: whether it has a `timeout` command with `-s KILL`."""
+        self.reason = "not connected yet"
+        """Why the runtime does not answer; empty while it does."""
         self._connect = connect
         self._poll_interval = poll_interval
         self.child_pids = child_pids
@@ -97,20 +96,20 @@ class ContainerHost:
         self._poll_now = asyncio.Event()
         self._watchers: dict[str, list[ContainerWatcher]] = {}
         self._known_ids: set[str] = set()
-        """Of every container of ours, by the latest list and since."""
+        """The ids of our containers, from the latest list and created since."""
         self._log_copies: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._reported: bool | None = None
-        """Whether the runtime was last reported as connected; None: not at all."""
+        """Whether the runtime was last reported as connected; None before the first report."""
 
     def open(self) -> None:
-        """Begin to connect; returns at once. Idempotent."""
+        """Begin to connect and return at once. Idempotent."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._keep_connected())
 
     async def close(self) -> None:
-        """Hang up. Containers run on. Idempotent."""
+        """Close the connection. Containers keep running. Idempotent."""
         tasks = {*self._log_copies.values(), *self._background}
         tasks |= {self._task} if self._task else set()
         self._task = None
@@ -123,18 +122,18 @@ class ContainerHost:
 
     @property
     def is_known(self) -> bool:
-        """Whether the runtime answers, so that what is said of containers holds."""
+        """Whether the runtime answers, so that the known states of containers are current."""
         return self._known.is_set()
 
     @property
     def connected(self) -> ContainerRuntime:
-        """The runtime, now; RuntimeUnreachableError if it does not answer."""
+        """The runtime. Raises RuntimeUnreachableError if it does not answer now."""
         if self._runtime is None or not self._known.is_set():
             raise RuntimeUnreachableError(f"the container runtime does not answer: {self.reason}")
         return self._runtime
 
     async def runtime(self) -> ContainerRuntime:
-        """The runtime, once it answers: for as long as that takes."""
+        """Return the runtime once it answers. Waits without a limit."""
         while True:
             await self._known.wait()
             with suppress(RuntimeUnreachableError):
@@ -151,8 +150,8 @@ class ContainerHost:
             self._watchers.pop(container_id, None)
 
     def copy_logs(self, container_id: str, copying: Coroutine[Any, Any, None]) -> None:
-        """Copy the output of a container's life. It ends by itself soon after that life has, or
-        when a next life begins.
+        """Start to copy the output of a container. The copy ends soon after its run ended, or when
+        the next run begins.
         """
         self.end_logs(container_id)
         task = asyncio.ensure_future(copying)
@@ -160,7 +159,7 @@ class ContainerHost:
         task.add_done_callback(lambda _: self._forget_logs(container_id, task))
 
     def end_logs(self, container_id: str) -> None:
-        """Copy no more of its output."""
+        """Stop copying its output."""
         if (task := self._log_copies.pop(container_id, None)) is not None:
             task.cancel()
 
@@ -169,14 +168,16 @@ class ContainerHost:
             del self._log_copies[container_id]
 
     def suspect_lost(self, reason: str) -> None:
-        """A call found that the runtime does not answer: nothing is known until a list says so."""
+        """Note that a call got no answer: container states are unknown until the next list
+        succeeds.
+        """
         self.reason = reason
         self._known.clear()
         self._poll_now.set()
 
     def owns_process(self, pid: int) -> bool:
-        """Whether that process serves the runtime: what we started to reach it, or the monitor
-        process (`conmon`) of a container of ours, watched or not.
+        """Return whether that process belongs to the runtime: we started it to reach the runtime,
+        or it is the monitor process (`conmon`) of a container of ours, watched or not.
         """
         if pid in self.child_pids():
             return True
@@ -187,11 +188,11 @@ class ContainerHost:
         return any(known.encode() in words for known in {*self._watchers, *self._known_ids})
 
     def note_created(self, container_id: str) -> None:
-        """A container was made; it is ours before the next list says so."""
+        """Note that a container was created, so that it counts as ours before the next list."""
         self._known_ids.add(container_id)
 
     def status(self) -> dict[str, Any]:
-        """For `status`; plain JSON types."""
+        """Return the runtime and the reason for `status`, in plain JSON types."""
         return {"runtime": self._runtime.name if self._runtime else None, "reason": self.reason}
 
     # --- the connection ---
@@ -206,7 +207,7 @@ class ContainerHost:
         )
 
     async def _connect_and_follow(self) -> None:
-        """One connection, from finding the runtime to losing it."""
+        """Run one connection, from finding the runtime to losing it."""
         found = await self._connect()
         if isinstance(found, str):
             self._report_unavailable(found)
@@ -223,7 +224,7 @@ class ContainerHost:
                 await found.close()
 
     def _report_unavailable(self, reason: str) -> None:
-        """Once, until it answers again."""
+        """Emit the event once, until the runtime answers again."""
         self.reason = reason
         if self._reported is not False:
             self._reported = False
@@ -253,10 +254,12 @@ class ContainerHost:
                 self._poll_now.set()
             elif not watchers and event.action is RuntimeAction.STOP:
                 self.run_in_background(self._confirm_stop(runtime, event))
-        raise RuntimeUnreachableError("the runtime has ended its stream of events")
+        raise RuntimeUnreachableError("the runtime ended its stream of events")
 
     async def _confirm_stop(self, runtime: ContainerRuntime, event: RuntimeEvent) -> None:
-        """Pass on that a container was stopped, if it stays so: it may be removed or restarted."""
+        """Report that a container was stopped, if it still is after a moment: it may be removed or
+        restarted.
+        """
         await self.clock.sleep(_CONFIRM_SECONDS)
         with suppress(ContainerRuntimeError):
             state = await runtime.inspect(event.id)
@@ -264,7 +267,9 @@ class ContainerHost:
                 self.on_stopped(event.name)
 
     async def _confirm_start(self, runtime: ContainerRuntime, listed: ContainerState) -> None:
-        """Pass on that a container of ours runs without a life here; a list may be of before."""
+        """Report that a container of ours runs without being watched. Inspects it, since the list
+        may be old.
+        """
         with suppress(ContainerRuntimeError):
             state = await runtime.inspect(listed.id)
             if state is not None and state.is_up and state.id not in self._watchers:
@@ -274,7 +279,7 @@ class ContainerHost:
         return state.labels.get(OWNER_LABEL) == self.owner
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this until it ends, or the host is closed."""
+        """Start a task that runs until it ends or the host is closed."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -297,10 +302,10 @@ class ContainerHost:
                 return listing.result()
         finally:
             listing.cancel()
-        raise RuntimeUnreachableError(f"no list of containers in {_CALL_TIMEOUT:g} s")
+        raise RuntimeUnreachableError(f"no list of containers within {_CALL_TIMEOUT:g} s")
 
     def _apply_list(self, states: list[ContainerState]) -> None:
-        """Tell every life what is known of it now, and find what runs without one."""
+        """Pass each watcher the state of its container, and find containers that run unwatched."""
         self._known.set()
         self.reason = ""
         if not self._reported:

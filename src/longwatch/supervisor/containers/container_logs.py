@@ -1,4 +1,4 @@
-"""Copies the output of a container to a sink, over lost connections too."""
+"""Copies the output of a container to a sink, and continues after a lost connection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ async def copy_logs(
     since: float,
     has_ended: Callable[[], bool],
 ) -> None:
-    """Copy whole lines from that wall time on, for as long as the container lives; the last ones
-    come after its end. A congested sink is waited for, and the runtime keeps the lines meanwhile.
+    """Copy whole lines from the wall time `since` until the container has ended and its last lines
+    came.
+
+    Waits while the sink is congested. The runtime keeps the lines meanwhile.
     """
     while True:
         runtime = await host.runtime()
@@ -41,7 +43,7 @@ async def copy_logs(
 
 
 async def _drained(sink: LineSink) -> None:
-    """Wait until the sink takes lines again."""
+    """Wait until the sink accepts lines again."""
     if not sink.congested:
         return
     loop, drained = asyncio.get_running_loop(), asyncio.Event()

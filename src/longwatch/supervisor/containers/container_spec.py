@@ -1,9 +1,9 @@
-"""What a container is made from: a plain value, and the rules of what is never allowed.
+"""The spec of a container: a plain value, and the rules that refuse unsafe ones.
 
-Three kinds of rules. `parse_bind` and `parse_port` refuse texts from a settings file.
-`container_faults` finds what shows only in the whole spec. `moved_binds` checks, right before a
-container is made, that no bind leads elsewhere since it was read. None of their messages has a
-value of the environment or an argument of the command in it.
+There are three kinds of rules. `parse_bind` and `parse_port` refuse texts from a settings file.
+`container_faults` finds faults that show only in the whole spec. `moved_binds` checks, right before
+a container is created, that every bind still resolves to the same path. No message contains a value
+of the environment or an argument of the command.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from longwatch.core.masking import mask_text
 from longwatch.core.sanitize import is_storable, printable
 
 MIN_MEMORY_BYTES = 6 << 20
-"""Below this, Docker refuses to make a container."""
+"""Docker refuses to create a container with a lower limit."""
 _MAX_MEMORY_BYTES = (1 << 63) - 1
 _DIGEST_LENGTH = 16
 MAX_PORT = 65_535
 LOOPBACK = "127.0.0.1"
-_WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
+_WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared, not listened on
 _MAX_SHOWN_CHARS = 120
 _MAX_MASKED_CHARS = 8000
 
@@ -51,11 +51,11 @@ _RUNTIME_SOCKETS = tuple(
         "user/*/podman/podman.sock",
     )
 )
-"""`*` is any one name."""
+"""`*` stands for any one name."""
 
 
 class PullPolicy(StrEnum):
-    """When the image is pulled before a container is made."""
+    """When the image is pulled before a container is created."""
 
     NEVER = "never"
     MISSING = "missing"
@@ -73,7 +73,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPort:
-    """A port of the container that can be reached on the host."""
+    """A port of the container that is reachable on the host."""
 
     host_port: int
     container_port: int
@@ -83,37 +83,37 @@ class PublishedPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container. `name` is its name in the runtime and that of its program."""
+    """The spec of one container. `name` is its name in the runtime and that of its program."""
 
     name: str
     image: str
     command: tuple[str, ...] = ()
-    """Empty: what the image says."""
+    """Empty for the command of the image."""
     env: Mapping[str, str] = field(default_factory=dict)
     binds: tuple[Bind, ...] = ()
     ports: tuple[PublishedPort, ...] = ()
     workdir: str | None = None
     user: str | None = None
     network: str | None = None
-    """A network of the runtime, `none` for none; never `host` or `container:…`. None: the
-    runtime's default.
+    """A network of the runtime, or `none`; never `host` or `container:…`. None for the runtime's
+    default.
     """
     memory: int | None = None
-    """Bytes; None: no limit."""
+    """Bytes; None for no limit."""
     pull: PullPolicy = PullPolicy.MISSING
     log_max_bytes: int = 10 << 20
-    """The runtime's own log of it is rotated at this size."""
+    """The runtime rotates its log of the container at this size."""
     log_files: int = 3
     stop_on_exit: bool = False
-    """Whether it stops with the supervisor, and when it is taken out of the settings."""
+    """Whether it stops with the supervisor, and when it is removed from the settings."""
     script_dir: str = "/code"
-    """Where probe scripts are run."""
+    """The directory in which probe scripts run."""
     agent: str = ""
     repo: str = ""
     manifest_path: str = ""
 
     def digest(self) -> str:
-        """16 hex digits that change when the container has to be made anew.
+        """Return 16 hex digits that change when the container has to be created anew.
 
         The order of variables, binds and ports does not matter.
         """
@@ -134,8 +134,9 @@ class ContainerSpec:
 
 
 def shown(value: object) -> str:
-    """A value of a settings file for a message: one short line, secrets masked; a list or an
-    object is only called that.
+    """Format a value of a settings file for a message: one short line with masked secrets.
+
+    Of a list or an object it shows only the type.
     """
     match value:
         case str():
@@ -150,13 +151,13 @@ def shown(value: object) -> str:
 
 
 def is_container_name(text: str) -> bool:
-    """Whether a runtime takes this as the name of a container."""
+    """Return whether this is a valid name of a container."""
     return _CONTAINER_NAME.fullmatch(text) is not None
 
 
 def is_network_name(text: str) -> bool:
-    """Whether this names a network of the runtime, and not a namespace of the host or of another
-    container.
+    """Return whether this names a network of the runtime, and not a namespace of the host or of
+    another container.
     """
     return _NETWORK_NAME.fullmatch(text) is not None and text.lower() != "host"
 
@@ -164,8 +165,8 @@ def is_network_name(text: str) -> bool:
 def parse_bind(
     text: str, *, base: Path, roots: Sequence[Path], sockets: Iterable[Path] = ()
 ) -> Bind:
-    """The bind that `SOURCE:TARGET`, `SOURCE:TARGET:ro` or `SOURCE:TARGET:rw` stands for, checked
-    by `resolve_bind`. ValueError if it is not allowed. Blocking.
+    """Parse `SOURCE:TARGET`, `SOURCE:TARGET:ro` or `SOURCE:TARGET:rw` into a bind that
+    `resolve_bind` checked. Blocking. Raises ValueError if it is not allowed.
     """
     match text.split(":"):
         case [source, target] | [source, target, "rw"]:
@@ -182,7 +183,7 @@ def parse_bind(
     )
 
 
-def resolve_bind(  # noqa: PLR0913 - the parts of a bind, and what it is checked against
+def resolve_bind(  # noqa: PLR0913 - the parts of a bind, and the paths it is checked against
     source: str,
     target: str,
     *,
@@ -191,17 +192,17 @@ def resolve_bind(  # noqa: PLR0913 - the parts of a bind, and what it is checked
     roots: Sequence[Path],
     sockets: Iterable[Path] = (),
 ) -> Bind:
-    """The bind of an existing file or directory, its symlinks resolved. Blocking.
+    """Return the bind of an existing file or directory, with its symlinks resolved. Blocking.
 
-    ValueError unless the source lies under one of the roots and is neither a socket of a container
-    runtime (`sockets` adds some) nor a directory that holds one. A relative source or root is
-    relative to `base`.
+    Raises ValueError unless the source is under one of the roots. Raises it too if the source is a
+    socket of a container runtime (`sockets` adds some) or a directory that contains one. A relative
+    source or root is relative to `base`.
     """
     target = _clean_target(target)
     resolved = _resolve_source(source, base)
     if _exposes_runtime(resolved, sockets):
         raise ValueError(
-            f"expected a source that does not hold the socket of the container runtime, found "
+            f"expected a source without the socket of the container runtime, found "
             f"{shown(str(resolved))}; bind a directory that has only the container's own files"
         )
     _require_exists(resolved)
@@ -210,8 +211,8 @@ def resolve_bind(  # noqa: PLR0913 - the parts of a bind, and what it is checked
 
 
 def parse_port(text: str) -> PublishedPort:
-    """The port that `80`, `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80` stands for, each with
-    `/tcp` or `/udp` after it or not. ValueError if it is something else.
+    """Parse a port such as `80`, `8080:80`, `127.0.0.1:8080:80` or `[::1]:8080:80`, each with an
+    optional `/tcp` or `/udp`. Raises ValueError for any other form.
     """
     found = _PORT.fullmatch(text)
     if found is None:
@@ -231,11 +232,11 @@ def parse_port(text: str) -> PublishedPort:
 def make_port(
     *, host_port: int, container_port: int, host: str = LOOPBACK, protocol: str = "tcp"
 ) -> PublishedPort:
-    """A published port from its parts. ValueError if one is out of bounds."""
+    """Build a published port from its parts. Raises ValueError if one is out of range."""
     for port in (host_port, container_port):
         if not 1 <= port <= MAX_PORT:
             raise ValueError(
-                f"expected a port from 1 to {MAX_PORT}, found {shown(port)}; choose one in between"
+                f"expected a port from 1 to {MAX_PORT}, found {shown(port)}; choose one in range"
             )
     if protocol not in _PROTOCOLS:
         raise ValueError(
@@ -250,7 +251,7 @@ def make_port(
 
 
 def container_faults(spec: ContainerSpec) -> list[str]:
-    """Everything that keeps this container from being made; empty if nothing does."""
+    """Return all faults that prevent this container from being created; empty if there are none."""
     return [
         *_name_faults(spec),
         *_network_faults(spec.network),
@@ -261,11 +262,11 @@ def container_faults(spec: ContainerSpec) -> list[str]:
 
 
 def moved_binds(spec: ContainerSpec, *, sockets: Iterable[Path] = ()) -> list[str]:
-    """The faults of binds whose source leads elsewhere than when the settings were read, is gone,
-    or holds the socket of a runtime by now.
+    """Return the faults of binds whose source has changed since the settings were read.
 
-    For the moment before a container is made: another container with write access to a bind can
-    put a symlink into it at any time. Blocking.
+    A source may resolve elsewhere, be gone, or contain the socket of a runtime by now. Call it
+    right before a container is created: another container with write access to a bind can put a
+    symlink into it at any time. Blocking.
     """
     return [*_moved_binds(spec.binds, [*sockets])]
 
@@ -280,7 +281,7 @@ def _moved_binds(binds: Iterable[Bind], sockets: Sequence[Path]) -> Iterator[str
             )
         elif _real_path(source) != source:
             yield (
-                f"expected {shown(bind.source)} to be what it was when the settings were read, "
+                f"expected {shown(bind.source)} to be the path it was when the settings were read, "
                 f"found that it leads elsewhere; correct the bind and reload"
             )
         elif not os.path.lexists(source):
@@ -293,7 +294,7 @@ def _resolve_source(source: str, base: Path) -> Path:
             f"expected the path of a file or directory as source, found {shown(source)}; name one"
         )
     resolved = _real_path(Path(base, source))
-    # Runtimes take a bind as one text with colons between its parts.
+    # Runtimes take a bind as one text whose parts are separated by colons.
     if ":" in str(resolved) or not is_storable(str(resolved)):
         raise ValueError(
             f"expected a source in UTF-8 without ':' in its path, found {shown(str(resolved))}; "
@@ -346,7 +347,7 @@ def _exposes_runtime(source: Path, sockets: Iterable[Path]) -> bool:
 
 
 def _holds(source: Path, socket: Path) -> bool:
-    """Whether the socket is the source or lies below it."""
+    """Return whether the socket is the source or is below it."""
     names = zip(source.parts, socket.parts, strict=False)
     return len(source.parts) <= len(socket.parts) and all(
         expected in {"*", found} for found, expected in names
@@ -354,7 +355,7 @@ def _holds(source: Path, socket: Path) -> bool:
 
 
 def _runtime_sockets(more: Iterable[Path]) -> set[Path]:
-    """Where runtimes listen, by every name: as configured, and with symlinks resolved."""
+    """Return the paths where runtimes listen: as configured, and with symlinks resolved."""
     named = {*map(Path, _RUNTIME_SOCKETS), *more, *_sockets_of_environment()}
     rootless = {path for user in Path("/run/user").glob("*") for path in _rootless_sockets(user)}
     return named | {_real_path(path) for path in named | rootless}
@@ -374,7 +375,9 @@ def _sockets_of_environment() -> Iterator[Path]:
 
 
 def _real_path(path: Path) -> Path:
-    """Unlike `Path.resolve` this takes a loop of symlinks as it is, and never raises."""
+    """Resolve symlinks. Unlike `Path.resolve`, it keeps a loop of symlinks as it is, and never
+    raises.
+    """
     return Path(os.path.realpath(path))
 
 
@@ -411,7 +414,7 @@ def _memory_faults(memory: int | None) -> Iterator[str]:
 
 
 def _text_faults(spec: ContainerSpec) -> Iterator[str]:
-    """Texts that no runtime can pass on; the values are not shown."""
+    """Yield a fault for each text that no runtime can pass on. Values are not shown."""
     for number, argument in enumerate(spec.command):
         if not is_storable(argument):
             yield (

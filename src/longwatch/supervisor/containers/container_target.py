@@ -1,8 +1,8 @@
-"""A container as a target: made, started, adopted.
+"""A container as a target: creates, starts and adopts it.
 
-The life of a container here: find it by name → refuse it if it is not ours → remove it if it was
-made from another spec → create → start → register with the host → … → an event or a list says
-that it does not run → inspect → end.
+The steps: find it by name → refuse it if it is not ours → remove it if it was created from another
+spec → create → start → register with the host → … → an event or a list shows that it does not run →
+inspect → end.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ _ID = re.compile(r"\b[0-9a-f]{64}\b")
 _BIND_SECONDS = 10.0
 _START_SECONDS = 10.0
 _LATE_STOP_SECONDS = 0.8
-"""How long after an end Podman may take to say that a person stopped it, confirmed."""
+"""Seconds after an end within which Podman reports that a person stopped it, confirmation
+included.
+"""
 _LOOK_SECONDS = 0.1
 _NO_STREAMS = Streams(None, None, None)
 
 
 class ContainerTarget:
-    """Starts and adopts the container of a spec. Its output goes to the sink in `streams.stdout`;
-    a descriptor there gets nothing.
+    """Starts and adopts the container of a spec. Its output goes to the sink in `streams.stdout`,
+    but not to a file descriptor there.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class ContainerTarget:
         self._stop = stop or StopPolicy()
 
     async def adopt(self) -> LiveContainer | None:
-        """The container of this name if it runs, is ours and was made from this very spec."""
+        """Return the container of this name if it runs, is ours and was created from this spec;
+        else None.
+        """
         state = await self._ask(lambda runtime: runtime.inspect(self._spec.name))
         if state is None or not state.is_up or not self._is_ours(state) or is_corpse(state):
             return None
@@ -77,7 +81,7 @@ class ContainerTarget:
         return self._live(state, adopted=True)
 
     async def stop_unwatched(self, policy: StopPolicy) -> None:
-        """Stop the container of this name if it is ours, whatever it was made from."""
+        """Stop the container of this name if it is ours, whatever its spec."""
         try:
             state = await self._host.connected.inspect(self._spec.name)
         except ContainerRuntimeError:
@@ -90,9 +94,10 @@ class ContainerTarget:
             await live.wait()
 
     async def start(self) -> LiveContainer:
-        """Start it, made anew if it is missing or was made from another spec. Waits for the
-        runtime. A start that is cancelled once the runtime was asked to start it returns all the
-        same if the runtime answers, so that its caller can stop it.
+        """Start it, and create it anew if it is missing or was created from another spec.
+
+        Waits for the runtime. A call that is cancelled after the runtime was asked to start the
+        container still returns if the runtime answers. So its caller can stop the container.
         """
         container_id = await self._ask(self._prepare)
         await self._await_late_stop(container_id)
@@ -104,11 +109,11 @@ class ContainerTarget:
                 raise
             state = starting.result()
         if state is None:
-            raise SpawnError(f"the container {self._spec.name} was removed as it started")
+            raise SpawnError(f"the container {self._spec.name} was removed while it started")
         return self._live(state, adopted=False)
 
     async def _await_late_stop(self, container_id: str) -> None:
-        """Let a moment pass since its end: the runtime may still say that a person stopped it."""
+        """Wait a moment after its end: the runtime may still report that a person stopped it."""
         state = await self._ask(lambda runtime: runtime.inspect(container_id))
         ended = 0.0 if state is None else self._host.clock.wall() - state.finished_at
         if 0.0 < ended < _LATE_STOP_SECONDS:
@@ -128,7 +133,7 @@ class ContainerTarget:
         )
 
     async def _prepare(self, runtime: ContainerRuntime) -> str:
-        """The id of a container that can be started: the one that is there, or a new one."""
+        """Return the id of a container that can be started: the existing one, or a new one."""
         state = await runtime.inspect(self._spec.name)
         if state is not None and not self._is_ours(state):
             raise TargetRefusedError(
@@ -153,7 +158,7 @@ class ContainerTarget:
         return container_id
 
     async def _finishes(self, starting: asyncio.Future[ContainerState | None]) -> bool:
-        """Whether a start that its caller gave up comes to its end while the runtime answers."""
+        """Return whether a start that its caller cancelled completes while the runtime answers."""
         until = self._host.clock.monotonic() + _START_SECONDS
         while not starting.done() and self._host.is_known:
             if self._host.clock.monotonic() >= until:
@@ -164,7 +169,9 @@ class ContainerTarget:
         return not starting.cancelled() and starting.exception() is None
 
     async def _check_binds(self, runtime: ContainerRuntime) -> None:
-        """Refuse binds that lead elsewhere by now, or that hold the socket of this runtime."""
+        """Refuse binds that resolve elsewhere by now, or that contain the socket of this
+        runtime.
+        """
         socket_path: str | None = getattr(runtime, "socket_path", None)
         sockets = [] if socket_path is None else [Path(socket_path)]
         if not self._spec.binds:
@@ -177,14 +184,17 @@ class ContainerTarget:
         try:
             faults = await checking.run()
         except TimeoutError:
-            raise SpawnError("the sources of its binds do not answer") from None
+            raise SpawnError(
+                "the sources of its binds could not be checked in time; look at the file systems "
+                "they are on"
+            ) from None
         finally:
             checking.close()
         if faults:
             raise TargetRefusedError("; ".join(faults))
 
     async def _remove(self, runtime: ContainerRuntime, state: ContainerState) -> None:
-        """Stop a container that was made from another spec with its grace, and remove it."""
+        """Stop a container that was created from another spec with its grace, and remove it."""
         clock = self._host.clock
         if state.is_up and not is_corpse(state):
             await runtime.signal(state.id, self._stop.signal)
@@ -200,7 +210,7 @@ class ContainerTarget:
         return state.labels.get(OWNER_LABEL) == self._host.owner
 
     async def _ask(self, call: Callable[[ContainerRuntime], Awaitable[T]]) -> T:
-        """Call the runtime; wait for it and call again whenever it does not answer."""
+        """Call the runtime. Whenever it does not answer, wait for it and call again."""
         while True:
             runtime = await self._host.runtime()
             try:

@@ -1,20 +1,19 @@
-"""The container runtime behind a Unix socket, asked through the Docker Engine API.
+"""A client of the Docker Engine API on a Unix socket.
 
-Docker and Podman both answer it. aiodocker holds the session; the requests are made here. Its own
-leave a response open when they are cancelled or get an answer of another type, decode output to
-text, end the events at the first line that is not JSON, and fail on an error without a body.
+Docker and Podman both answer it. aiodocker holds the session, but its requests are not used. They
+leave a response open when they are cancelled or get an answer of another type. They decode output
+to text, end events at the first line that is not JSON, and fail on an error without a body.
 
-Differences between the two that end here
-    a signal to a paused container   Podman keeps it until the container goes on: unpaused first
-    removal by force                 Podman waits for the stop timeout first: killed before
+Differences between the two that this module hides:
+    a signal to a paused container   Podman delays it until the unpause: unpause first
+    removal by force                 Podman waits for the stop timeout first: kill before
     the stop timeout at creation     0 in Podman's API, so that `podman stop` kills: set to 10 s
     not running, name taken          409 of Docker, 500 of Podman: RuntimeRefusedError 409
     a removed container              `destroy` of Docker, `remove` of Podman: RuntimeAction.REMOVE
-    a stop by another client         Podman 4 often sends no `stop`, but one `cleanup` too many
+    a stop by another client         Podman 4 often sends no `stop`, but an extra `cleanup`
     the exit code of a command       Podman forgets it after `exit_command_delay`
 
-No request hangs for ever: connecting takes 5 seconds at most, an answer 30, a pull 30 minutes. Only
-output and events may take as long as they like.
+Requests time out after 5 s to connect, 30 s to answer, 30 min to pull. Output and events do not.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ _FIRST_SERVER_ERROR = 500
 _MAX_ERROR_BYTES = 1 << 16
 _MAX_ERROR_CHARS = 400
 _MAX_JSON_LINE = 1 << 20
-"""A longer event is passed over. It holds all labels of its container."""
+"""A longer event is skipped. An event contains all labels of its container."""
 _MIN_SECRET_CHARS = 4
-"""Shorter values of variables are left in an error: masking `1` or `on` would only garble it."""
+"""Shorter values of variables are not masked in an error: masking `1` or `on` would garble it."""
 _PODMAN_CONFLICT = re.compile("container state improper|container name .* is already in use")
-"""What Podman 4 answers with 500 where Docker answers with 409."""
+"""Messages of Podman 4 that come with status 500 where Docker answers with 409."""
 
 
 class _ErrorAnswerError(Exception):
@@ -95,7 +94,7 @@ class _ErrorAnswerError(Exception):
 
 
 class EngineApi:
-    """One connection to Docker or Podman: a `ContainerRuntime`. Made by `connect`.
+    """One connection to Docker or Podman: a `ContainerRuntime`. Create it with `connect`.
 
     It opens a socket for each request, so it works again as soon as the runtime does.
     """
@@ -111,7 +110,7 @@ class EngineApi:
     @classmethod
     async def connect(cls, socket_path: str | PathLike[str]) -> Self:
         """Connect to the runtime that listens on this socket. Raises UsageError without aiodocker,
-        RuntimeUnreachableError if nothing answers within 5 seconds.
+        and RuntimeUnreachableError if there is no answer within 5 seconds.
         """
         api = cls(fspath(socket_path), *_make_client(fspath(socket_path)))
         try:
@@ -122,14 +121,14 @@ class EngineApi:
         return api
 
     async def close(self) -> None:
-        """Close the connection. Idempotent; streams end, further calls raise
-        RuntimeUnreachableError.
+        """Close the connection: streams end, later calls raise RuntimeUnreachableError.
+        Idempotent.
         """
         await self._docker.close()
         await self._connector.close()
 
     async def list(self, owner: str) -> list[ContainerState]:
-        """Every container, running or not, whose owner label is this."""
+        """Return all containers with this owner label, running or not."""
         filters = json.dumps({"label": [f"{OWNER_LABEL}={owner}"]})
         with self._translated("list containers"):
             params = {"all": "1", "filters": filters}
@@ -137,8 +136,8 @@ class EngineApi:
             return [parse_listed(container) for container in found]
 
     async def inspect(self, name: str) -> ContainerState | None:
-        """Everything about one container, by name or id; None if there is none. The API also takes
-        the beginning of an id: a container that was found by that is another one.
+        """Return the state of one container, by name or id; None if there is none. The API also
+        accepts the beginning of an id; a container found that way does not count.
         """
         try:
             with self._translated(f"inspect {name}"):
@@ -151,8 +150,8 @@ class EngineApi:
         return replace(found, is_local=self.is_local) if is_exact else None
 
     async def create(self, spec: ContainerSpec, labels: Mapping[str, str]) -> str:
-        """Make a container with restart policy `no` and return its id. Pulls the image first, as
-        the spec's pull policy says. A runtime that refuses to limit the log makes it without.
+        """Create a container with restart policy `no` and return its id. Pulls the image first, as
+        the pull policy says. If the runtime refuses the log limit, creates it without one.
         """
         await self._provide_image(spec)
         body = creation_body(spec, labels)
@@ -165,13 +164,13 @@ class EngineApi:
         return await self._create(spec, body)
 
     async def start(self, container_id: str) -> None:
-        """Start it. Nothing if it runs; RuntimeRefusedError if it is paused."""
+        """Start it. Does nothing if it runs; RuntimeRefusedError if it is paused."""
         with self._translated(f"start {container_id}"):
             await self._ask("POST", _container(container_id, "start"))
 
     async def signal(self, container_id: str, signum: int) -> None:
-        """Send a signal to its first process; a paused one is unpaused first. Nothing if it does
-        not run, or is gone.
+        """Send a signal to its first process; unpause it first if it is paused. Does nothing if it
+        does not run or is gone.
         """
         state = await self.inspect(container_id)
         if state is None or not state.is_up:
@@ -184,7 +183,7 @@ class EngineApi:
             await self._ask("POST", _container(container_id, "kill"), params=params)
 
     async def remove(self, container_id: str) -> None:
-        """Remove it and its anonymous volumes, running or not. Nothing if it is gone."""
+        """Remove it and its anonymous volumes, running or not. Does nothing if it is gone."""
         await self.signal(container_id, signal.SIGKILL)
         params = {"force": "1", "v": "1"}
         until = asyncio.get_running_loop().time() + _REQUEST_SECONDS
@@ -193,7 +192,7 @@ class EngineApi:
                 with _accepting(_NOT_FOUND), self._translated(f"remove {container_id}"):
                     await self._ask("DELETE", _container(container_id), params=params)
             except RuntimeRefusedError as error:
-                # 409: another client removes it, or Podman has not noticed yet that it has ended
+                # 409: another client removes it, or Podman has not noticed its end yet
                 if error.status != _CONFLICT or asyncio.get_running_loop().time() > until:
                     raise
             else:
@@ -209,8 +208,8 @@ class EngineApi:
         env: Mapping[str, str],
         output: LineSink,
     ) -> ExecEnd:
-        """Run a command in it and return how it ended; its output goes to the sink as it comes, in
-        whole lines. Cancelling closes the connection and leaves it running: the API cannot kill it.
+        """Run a command in it and return how it ended. Whole lines of its output go to the sink.
+        Cancelling closes the connection and leaves the command running: the API cannot kill it.
         """
         body = {
             "Cmd": list(argv),
@@ -228,8 +227,8 @@ class EngineApi:
         return ExecEnd(exit_code=await self._exit_code(container_id, exec_id))
 
     async def has_file(self, container_id: str, path: str) -> bool:
-        """Whether there is a file of that path in it; a directory is none. RuntimeRefusedError if
-        there is no such container.
+        """Return whether it has a file at that path; False for a directory. Raises
+        RuntimeRefusedError if there is no such container.
         """
         options: dict[str, Any] = {"seconds": _REQUEST_SECONDS, "params": {"path": path}}
         url = _container(container_id, "archive")
@@ -243,7 +242,7 @@ class EngineApi:
             return False
 
     async def logs(self, container_id: str, *, since: float) -> AsyncGenerator[bytes, None]:
-        """Its output from that wall time on, in chunks as they come; ends when it stops.
+        """Yield its output since that wall time, in chunks as they come, until it stops. Raises
         RuntimeUnreachableError if the connection is lost.
         """
         params = {"follow": "1", "stdout": "1", "stderr": "1", "since": f"{since:.9f}"}
@@ -255,9 +254,9 @@ class EngineApi:
                         yield data
 
     async def events(self) -> AsyncGenerator[RuntimeEvent, None]:
-        """What happens to containers from now on; ends, or raises RuntimeUnreachableError, when the
-        connection is lost. Lines that cannot be understood are passed over. STOP comes after DIE,
-        but for some stops of Podman.
+        """Yield the events of containers from now on. When the connection is lost, end or raise
+        RuntimeUnreachableError. Skip lines that cannot be understood. STOP comes after DIE, except
+        for some stops of Podman.
         """
         params = {"filters": json.dumps({"type": ["container"]})}
         lines, reader = LineSplitter(_MAX_JSON_LINE), EventReader()
@@ -272,9 +271,9 @@ class EngineApi:
 
     async def _identify(self) -> None:
         """Ask for the version of the runtime and of its API. Podman takes a third of a second to
-        answer: it looks how busy the machine is.
+        answer, because it measures the load of the machine.
         """
-        with self._translated("tell its version"):
+        with self._translated("report its version"):
             async with self._open("GET", "version", seconds=_CONNECT_SECONDS) as response:
                 version = await response.json(content_type=None)
             parts = {part["Name"] for part in version.get("Components") or ()}
@@ -330,11 +329,11 @@ class EngineApi:
                 _check_pull(lines.flush())
 
     async def _exit_code(self, container_id: str, exec_id: str) -> int:
-        """The exit code of a command whose output has ended; it may have closed it and run on."""
+        """Return the exit code of a command that closed its output, perhaps before its end."""
         pause = _EXIT_POLL_SECONDS
         while True:
             try:
-                with self._translated(f"tell the exit code of a command in {container_id}"):
+                with self._translated(f"report the exit code of a command in {container_id}"):
                     found = await self._ask("GET", f"exec/{exec_id}/json")
                     if not found["Running"] and found["ExitCode"] is not None:
                         return int(found["ExitCode"])
@@ -346,7 +345,7 @@ class EngineApi:
     async def _lost_exit_code(
         self, container_id: str, error: RuntimeRefusedError
     ) -> ContainerRuntimeError:
-        """Which error it is that the runtime does not know the command: the container stopped, or
+        """Return the error for a command that the runtime does not know: the container stopped, or
         we asked too late.
         """
         if error.status != _NOT_FOUND:
@@ -357,14 +356,14 @@ class EngineApi:
                 f"{container_id} stopped while a command ran in it", status=_CONFLICT
             )
         return RuntimeUnreachableError(
-            f"{self.name} has forgotten how a command in {container_id} ended; raise "
+            f"{self.name} no longer knows how a command in {container_id} ended; raise "
             f"exit_command_delay in containers.conf if this happens often"
         )
 
     # --- requests and errors ---
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
-        """Send a request; the JSON of its answer, None if that has no body."""
+        """Send a request and return the JSON of its answer; None if it has no body."""
         async with self._open(method, path, seconds=_REQUEST_SECONDS, **options) as response:
             return await response.json(content_type=None)
 
@@ -372,8 +371,8 @@ class EngineApi:
     async def _open(
         self, method: str, path: str, *, seconds: float | None = None, **options: Any
     ) -> AsyncIterator[ClientResponse]:
-        """Send a request and keep its response open within the block. Without `seconds` it may take
-        as long as it likes, once connected.
+        """Send a request and keep its response open in the block. Once connected, only `seconds`
+        limits it.
         """
         import aiohttp  # noqa: PLC0415 - loaded with aiodocker, when containers are used
 
@@ -395,8 +394,8 @@ class EngineApi:
 
     @contextmanager
     def _translated(self, action: str, secrets: Iterable[str] = ()) -> Iterator[None]:
-        """Turn error answers and the errors of the library into ours. `secrets` are masked wherever
-        the runtime repeats them.
+        """Translate error answers and the errors of the library into ours. `secrets` are masked
+        wherever the runtime repeats them.
         """
         from aiohttp import ClientError  # noqa: PLC0415 - loaded when containers are used
 
@@ -408,7 +407,7 @@ class EngineApi:
         except (ClientError, OSError, RuntimeError) as error:  # RuntimeError: we closed the session
             raise self._unreachable(action, _reason(error)) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = f"its answer is not one of the Engine API ({type(error).__name__})"
+            reason = f"its answer does not follow the Engine API ({type(error).__name__})"
             raise self._unreachable(action, reason) from error
 
     def _refusal(
@@ -427,7 +426,7 @@ class EngineApi:
 
 @contextmanager
 def _accepting(*statuses: int) -> Iterator[None]:
-    """End the block silently where the runtime refuses with one of these."""
+    """End the block silently if the runtime refuses with one of these statuses."""
     try:
         yield
     except RuntimeRefusedError as error:
@@ -443,20 +442,20 @@ def _make_client(socket_path: str) -> tuple[Docker, BaseConnector]:
         raise UsageError(
             f"containers need the package aiodocker; run: {install_command('containers')}"
         ) from None
-    # without a limit, and with a socket for each request: none waits for another, and none fails
-    # because the runtime was restarted since the one before
+    # No limit, and a socket for each request: so no request waits for another, and none fails
+    # because the runtime was restarted since the last one.
     connector = aiohttp.UnixConnector(socket_path, limit=0, force_close=True)
     return aiodocker.Docker("unix://localhost", connector=connector), connector
 
 
 def _container(name: str, what: str = "") -> str:
-    """The path of a container, or of something about it."""
+    """Return the URL path of a container, or of something below it."""
     return f"containers/{quote(name, safe='')}" + (f"/{what}" if what else "")
 
 
 async def _copy_lines(response: ClientResponse, output: LineSink) -> None:
-    """Write what the response brings to the sink. A sink that is congested drops lines: the
-    command is not held up.
+    """Write the lines of the response to the sink. A congested sink drops lines, so that the
+    command is not delayed.
     """
     frames, splitters = FrameReader(), {1: LineSplitter(), 2: LineSplitter()}
     async for chunk in response.content.iter_any():
@@ -469,7 +468,7 @@ async def _copy_lines(response: ClientResponse, output: LineSink) -> None:
 
 
 def _check_pull(block: bytes) -> None:
-    """Raise the error that a pull reports in its progress, after an answer of 200."""
+    """Raise the error that a pull reports in its progress, after the status 200."""
     for line in block.splitlines():
         if message := json.loads(line).get("error"):
             raise _ErrorAnswerError(0, str(message))
@@ -484,7 +483,7 @@ def _error_message(body: bytes) -> str:
 
 
 def _one_line(text: str, secrets: Iterable[str] = ()) -> str:
-    """A text of the runtime or of the settings, made fit for an error."""
+    """Format a text of the runtime or of the settings for an error."""
     for secret in secrets:
         if len(secret) >= _MIN_SECRET_CHARS:
             text = text.replace(secret, MASK)
@@ -492,7 +491,7 @@ def _one_line(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Why there is no answer, without the address, which the name of the runtime tells."""
+    """Return why there is no answer, without the address, which is in the name of the runtime."""
     cause = getattr(error, "os_error", error)
     if isinstance(cause, TimeoutError):
         return "it did not answer in time"

@@ -1,6 +1,6 @@
-"""The objects of the Docker Engine API, read and written: containers, events, frames of output.
+"""Parses and builds the objects of the Docker Engine API: containers, events, frames of output.
 
-Pure: nothing here knows a connection. `engine_api` makes the requests.
+No I/O: `engine_api` makes the requests.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from longwatch.supervisor.containers.runtime import (
 )
 
 _STOP_TIMEOUT = 10
-"""Seconds of grace that `docker stop` and `podman stop` give; the default of both commands."""
+"""The grace in seconds of `docker stop` and `podman stop`; the default of both commands."""
 _GO_DIRECTORY = 1 << 31
 _STOP_CLEANUP_SECONDS = 0.75
-"""How long after an end the cleanup of a stop comes at the most. A start that fails, and is cleaned
-up, comes later.
+"""The cleanup of a stop comes at most this many seconds after the end. The cleanup of a failed
+start comes later.
 """
 _ACTIONS = {action.value: action for action in RuntimeAction} | {"destroy": RuntimeAction.REMOVE}
 _STATUSES = {
@@ -36,8 +36,10 @@ _STATUSES = {
 
 
 class FrameReader:
-    """Takes apart the stream in which a runtime mixes stdout (1) and stderr (2). A stream without
-    frames, as that of a terminal is, passes through as stdout. It holds back 7 bytes at most.
+    """Splits the stream in which a runtime mixes stdout (1) and stderr (2).
+
+    A stream without frames, such as that of a terminal, passes through as stdout. It buffers at
+    most 7 bytes.
     """
 
     _HEADER_BYTES = 8
@@ -49,7 +51,7 @@ class FrameReader:
         self._is_raw = False
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """The output in this chunk: stream and bytes."""
+        """Yield the output in this chunk as pairs of stream and bytes."""
         at = 0
         while at < len(chunk):
             if self._left or self._is_raw:
@@ -76,24 +78,24 @@ class FrameReader:
 
 
 class EventReader:
-    """Reads the lines of the API's events.
+    """Parses the lines of the API's events. Not thread-safe.
 
-    A stop that the container obeys in time is no `stop` event of Podman 4: its own cleanup takes
-    note of the end first, and `podman stop` then says nothing. But it cleans up once more. So a
-    `cleanup` for which there was no `die` is the stop, where none was sent. It comes soon after the
-    end: a start that failed is cleaned up, too, and comes later. A cleanup may be so late that the
-    next life has ended before it, so ends and cleanups are counted.
+    Podman 4 sends no `stop` event if a container obeys a stop in time: its own cleanup records the
+    end first. `podman stop` then sends only one more cleanup. So a `cleanup` without a `die` counts
+    as the stop, if no `stop` was sent. It must come soon after the end, because a failed start is
+    cleaned up too, but later. A cleanup may come after the end of the next run, so ends and
+    cleanups are counted.
     """
 
     def __init__(self) -> None:
         self._uncleaned: dict[str, int] = {}
-        """By container: ends that were not cleaned up yet."""
+        """By container: the number of ends without a cleanup so far."""
         self._died_at: dict[str, float] = {}
         """By container: when it last died, in seconds."""
         self._stopped: set[str] = set()
 
     def read(self, line: bytes) -> RuntimeEvent | None:
-        """The event in a line; None if it is none that is acted on."""
+        """Parse the event in a line; None if it is of no interest or cannot be understood."""
         try:
             event = json.loads(line)
             if event.get("Type", "container") != "container":
@@ -133,7 +135,7 @@ class EventReader:
         return action
 
     def _is_extra_cleanup(self, container_id: str, at: float) -> bool:
-        """Whether it is one more than there were ends, soon after the last of them."""
+        """Return whether this cleanup is one more than there were ends, soon after the last end."""
         left = self._uncleaned.get(container_id, 0)
         if left:
             self._uncleaned[container_id] = left - 1
@@ -209,14 +211,14 @@ def _status(text: str) -> ContainerStatus:
 
 
 def _wall_time(text: str | None) -> float:
-    """The time in an answer; 0 for none, which the API writes as the year 1."""
+    """Parse the time in an answer; 0 for none, which the API writes as the year 1."""
     if not text or text.startswith("0001-"):
         return 0.0
     return datetime.fromisoformat(text).timestamp()
 
 
 def _address(network: Mapping[str, Any]) -> str:
-    """Its address in the network that has one: the default network, or the first of its own."""
+    """Return its address in the default network, or else in the first of its own that has one."""
     places = [network, *(network.get("Networks") or {}).values()]
     return next((place["IPAddress"] for place in places if place and place.get("IPAddress")), "")
 
@@ -226,13 +228,15 @@ def _published_ports(network: Mapping[str, Any]) -> dict[int, tuple[str, int]]:
     for name, bindings in (network.get("Ports") or {}).items():
         port, _, protocol = name.partition("/")
         if protocol == "tcp" and bindings:
-            host = bindings[0].get("HostIp") or "0.0.0.0"  # noqa: S104 - what the runtime says
+            host = bindings[0].get("HostIp") or "0.0.0.0"  # noqa: S104 - reported by the runtime
             found[int(port)] = (host, int(bindings[0]["HostPort"]))
     return found
 
 
 def event_exit_code(attributes: Mapping[str, Any]) -> int | None:
-    """Docker and newer Podmans call it `exitCode`, older ones `containerExitCode`."""
+    """Return the exit code in an event: `exitCode` of Docker and newer Podman, `containerExitCode`
+    of older Podman.
+    """
     text = attributes.get("exitCode", attributes.get("containerExitCode"))
     try:
         return None if text is None else int(text)
@@ -241,7 +245,7 @@ def event_exit_code(attributes: Mapping[str, Any]) -> int | None:
 
 
 def is_directory(encoded: str) -> bool:
-    """Whether the path behind this header is a directory; its mode is one of Go."""
+    """Return whether the header describes a directory. Its mode has the bits of Go."""
     return bool(json.loads(base64.b64decode(encoded))["mode"] & _GO_DIRECTORY)
 
 

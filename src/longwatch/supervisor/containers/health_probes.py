@@ -1,4 +1,4 @@
-"""Probes of a container, run once to a verdict: for scripts and tests."""
+"""Runs the probes of a container until each has a result: for scripts and tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from longwatch.supervisor.probes import ProbeKind, ProbeState
 from longwatch.supervisor.target_factory import Streams
 
 RUNNING_TIMEOUT = 10.0
-"""Seconds that a container has to run before its first probe."""
+"""Seconds within which the container must run before its first probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """What the probes of a container said. A probe that the manifest does not have is not in
+    """The results of the probes of a container. A probe that the manifest does not have is not in
     `probes`.
     """
 
@@ -53,12 +53,13 @@ def run_health_probes(
     connect: Connect | None = None,
     clock: Clock | None = None,
 ) -> ProbeReport:
-    """Run the probes of a manifest in a container until each has passed or failed, and report.
+    """Run the probes of a manifest in a container until each has passed or failed, and return a
+    report.
 
     Blocks for at most the thresholds times interval and timeout. Restarts nothing and changes no
-    state. Thread-safe. `manifest` is the parsed file. Raises UsageError for a manifest with
-    faults, TryAgainError if the container does not run within 10 s, RuntimeUnreachableError
-    without a runtime, TargetRefusedError if a probe script is not there.
+    state. Thread-safe. `manifest` is the parsed file. Raises UsageError for a manifest with faults,
+    TryAgainError if the container does not run within 10 s, RuntimeUnreachableError without a
+    runtime, and TargetRefusedError if a probe script is missing.
     """
     run = _ProbeRun(agent_name, container_name, manifest, connect, clock or SystemClock())
     return asyncio.run(run.report())
@@ -145,7 +146,7 @@ class _ProbeRun:
 
 
 def _has_verdict(watch: ProbeWatch) -> bool:
-    """Whether every probe of it has passed or failed."""
+    """Return whether every probe of the watch has passed or failed."""
     return all(
         status.state in {ProbeState.SUCCESS, ProbeState.FAILED}
         for status in watch.statuses.values()

@@ -1,7 +1,7 @@
-"""One life of a container: its end, its stop, its commands and its output.
+"""One run of a container: its end, its stop, its commands and its output.
 
-The prose of the package says how an end is told from a runtime that does not answer, and from a
-stop by a person.
+The docstring of the package explains how an end is distinguished from a runtime that does not
+answer, and from a stop by a person.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from longwatch.supervisor.process_target import LOOPBACK
 from longwatch.supervisor.target_factory import Streams
 
 SETTLE_SECONDS = 1.0
-"""How long after a stop from outside it is seen whether the container stays stopped."""
+"""Seconds after a stop from outside until it is checked whether the container stays stopped."""
 KILL_TIMEOUT = 10.0
-"""Seconds after SIGKILL when a container that still runs, or of which nothing is known, is given
+"""Seconds after SIGKILL until a container that still runs, or whose state is unknown, is given
 up.
 """
 _RETRY_SECONDS = 1.0
 _STOP_EVENT_SECONDS = 2.0
-"""How far apart the two events of one stop may come."""
+"""Maximum seconds between the two events of one stop."""
 _EARLY_OUTPUT_SECONDS = 2.0
-"""A runtime notes the start of a container after its first output may have come."""
+"""A runtime may record the start of a container this many seconds after its first output."""
 _FIRST_SIGNAL_EXIT = 129
 _LAST_SIGNAL_EXIT = 128 + 64
-_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - what a runtime reports, not where we listen
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - reported by a runtime, not listened on
 
 
 class LiveContainer:
-    """One life of a container. Used on the loop."""
+    """One run of a container. Used on the event loop."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class LiveContainer:
         self._stopping = False
         self._killed = False
         self._stopped_at: float | None = None
-        """When the runtime said that it was stopped, ours or by another."""
+        """When the runtime reported a stop, by us or by another client."""
         self._was_signalled = False
-        """Whether a signal went to it through the runtime, ours included."""
+        """Whether the runtime sent it a signal, ours included."""
         self._exit_code: int | None = None
-        """As the event of its end had it."""
+        """The exit code in the event of its end."""
         self._grace = StopGrace(self._clock)
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[ProcessEnd] = loop.create_future()
@@ -90,14 +90,16 @@ class LiveContainer:
         if not state.is_up:
             self._judge_end()
 
-    # --- the seam ---
+    # --- the target interface ---
 
     @property
     def pid(self) -> int | None:
         return self._state.pid or None
 
     def process_ids(self) -> list[int] | None:
-        """Its processes; None if they cannot be seen from here. Blocks on /proc."""
+        """Return the pids of its processes; None if they are not visible on this host. Blocks on
+        /proc.
+        """
         pid = self.pid
         return cgroup_pids(pid) if pid is not None and self._state.is_local else None
 
@@ -162,7 +164,7 @@ class LiveContainer:
         command = ContainerCommand(self._spec, self._state, self._host)
         return cause_of(await command.run(argv, output=output, cwd=cwd, timeout=timeout))
 
-    # --- what happens to it ---
+    # --- events and lists ---
 
     def handle_event(self, event: RuntimeEvent) -> None:
         match event.action:
@@ -192,14 +194,14 @@ class LiveContainer:
                 self._spawn(self._refresh())
 
     async def _refresh(self) -> None:
-        """Read its state again: it was paused, or goes on."""
+        """Read its state again after a pause or an unpause."""
         with suppress(ContainerRuntimeError):
             state = await self._host.connected.inspect(self.id)
             if state is not None and state.is_up:
                 self._state = state
 
     def _judge_end(self) -> None:
-        """Find out how it ended, once at a time."""
+        """Find out how it ended, in one task at a time."""
         if self._ended.done() or (self._judging is not None and not self._judging.done()):
             return
         self._judging = self._spawn(self._find_end())
@@ -227,14 +229,16 @@ class LiveContainer:
         return is_same and state is not None and state.is_up and not is_corpse(state)
 
     def _ending(self, state: ContainerState | None) -> ProcessEnd:
-        """How it ended, by its state now; None: it is gone, and the event of its end counts."""
+        """Return how it ended, by its state now. If it is gone (None), the event of its end
+        counts.
+        """
         code = self._exit_code if state is None or state.is_up else state.exit_code
         cause = EndCause.signal(signal.SIGKILL) if code is None else cause_of(code)
         detail = ""
         if state is None:
             detail = "the container was removed"
         elif is_corpse(state):
-            detail = "its process is gone, though the runtime says that it runs"
+            detail = "its process is gone, but the runtime reports it as running"
         elif state.is_up:
             detail = "the container was restarted by another program"
         elif state.out_of_memory:
@@ -252,8 +256,8 @@ class LiveContainer:
 
     @property
     def _was_stopped(self) -> bool:
-        """Whether the runtime said so about this life: it says it within a moment of the end. An
-        older word was about the life before.
+        """Whether the runtime reported a stop of this run: it does so within a moment of the end.
+        An older report was about the run before.
         """
         if self._stopped_at is None:
             return False
@@ -274,7 +278,7 @@ class LiveContainer:
     # --- stopping it ---
 
     async def _stop(self, policy: StopPolicy) -> None:
-        """Signal, grace, kill; and give up if the runtime cannot do it."""
+        """Send the stop signal, wait for the grace, kill; give up if the runtime cannot end it."""
         first, self._stopping = not self._stopping, True
         if not policy.kills:
             if first:
@@ -298,7 +302,9 @@ class LiveContainer:
             )
 
     async def _signal(self, signum: int) -> None:
-        """Send a signal, as soon as the runtime answers; then look whether it has ended."""
+        """Send a signal as soon as the runtime answers; after SIGKILL, check whether the container
+        has ended.
+        """
         while not self._ended.done():
             runtime = await self._host.runtime()
             try:
@@ -321,7 +327,7 @@ class LiveContainer:
         began = self._state.started_at or self._clock.wall()
         logged = self._host.logged_until.get(self.id, 0.0)
         since = began - _EARLY_OUTPUT_SECONDS
-        if since < logged < self._clock.wall():  # else the wall clock was set back
+        if since < logged < self._clock.wall():  # false if the wall clock was set back
             since = logged
         if adopted:
             since = self._clock.wall() if streams.since is None else streams.since()
@@ -336,7 +342,7 @@ class LiveContainer:
 
 
 def cause_of(exit_code: int) -> EndCause:
-    """An exit code as a runtime reports it: 128 + n is signal n."""
+    """Convert an exit code as a runtime reports it: 128 + n is signal n."""
     if _FIRST_SIGNAL_EXIT <= exit_code <= _LAST_SIGNAL_EXIT:
         return EndCause.signal(exit_code - 128)
     return EndCause.exit(exit_code)

@@ -1,7 +1,8 @@
-"""An agent's `manifest.json`: its image and its probes, and everything that is wrong with them.
+"""Reads an agent's `manifest.json`: its image, its probes and the mistakes in them.
 
-A `Section` reads one JSON object of such a file. What a person must correct becomes a fault, which
-keeps the agent from being started; for a bad number the default is used, with a warning.
+A `Section` reads one JSON object of such a file. A mistake that a person must correct becomes a
+fault, and an agent with a fault is not started. A bad number is replaced by the default, with a
+warning.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from longwatch.supervisor.probes import (
 
 MAX_MANIFEST_BYTES = 1 << 20
 _MIN_SECONDS = 0.01
-"""A shorter interval or timeout is a mistake."""
+"""The shortest interval or timeout; a shorter one counts as a mistake."""
 _YEAR_SECONDS = 31_536_000
 _MAX_COUNT = 1_000_000
 _MAX_UNKNOWN_KEYS = 10
-"""So many unknown keys of one object get a warning each."""
+"""At most this many unknown keys of one object get a warning each."""
 _MAX_KEY_CHARS = 64
 _MAX_PLACE_CHARS = 200
 _MAX_PATH_CHARS = 1000
 
 _INTERVAL = 1.0
 _SETTLED_INTERVAL = 10.0
-"""After the first success, unless the manifest sets `interval`."""
+"""The interval after the first success, unless the manifest sets `interval`."""
 _TIMEOUT = 5.0
 _FAILURES = 5
 _STARTUP_FAILURES = 30
@@ -62,17 +63,17 @@ _PROBE_KEYS = (*_PROBE_KINDS, "interval", "timeout", "failureThreshold", "succes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestReading:
-    """What a manifest says. Its agent must not be started while it has faults."""
+    """The contents of a manifest. Its agent must not be started while it has faults."""
 
     image: str = ""
-    """Empty: the manifest names none."""
+    """Empty if the manifest names none."""
     probes: ProbeSet = _NO_HEALTH
     faults: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def read_manifest(path: Path) -> ManifestReading:
-    """Read a manifest; a file that cannot be read is a fault. Blocking; never raises."""
+    """Read a manifest. A file that cannot be read becomes a fault. Blocking; never raises."""
     file = printable(str(path), max_chars=_MAX_PATH_CHARS)
     try:
         document, warnings = read_json_object(path, file=file, max_bytes=MAX_MANIFEST_BYTES)
@@ -84,7 +85,7 @@ def read_manifest(path: Path) -> ManifestReading:
 def parse_manifest(
     document: Mapping[str, object], *, file: str = "manifest", warnings: Collection[str] = ()
 ) -> ManifestReading:
-    """Read a manifest that was decoded before; `file` is its name in messages."""
+    """Read a manifest that is already decoded; `file` is its name in messages."""
     manifest = Section(values=document, file=file, warnings=[*warnings])
     probes = _read_probes(manifest)
     images = (manifest.get("image"), manifest.get("container"))
@@ -97,14 +98,16 @@ def parse_manifest(
 
 
 class JsonFileError(Exception):
-    """A file is not there or holds no JSON object: what was found instead, and the cure."""
+    """A file is missing or is not a JSON object. The message says what was found and what to do."""
 
 
 def read_json_object(
     path: Path, *, file: str, max_bytes: int
 ) -> tuple[dict[str, object], list[str]]:
-    """The object in a file, and a warning for each key that an object has twice; `file` is its name
-    in them. Opens the file once. Blocking. JsonFileError if it cannot be read.
+    """Return the object in a file, and a warning for each key that an object has twice.
+
+    `file` is the name of the file in the warnings. Opens the file once. Blocking. Raises
+    JsonFileError if it cannot be read.
     """
     repeated: dict[str, None] = {}
     document = _decode(_read_bytes(path, max_bytes), repeated)
@@ -112,17 +115,17 @@ def read_json_object(
         raise JsonFileError(f'{kind_of(document)} at the top; write an object: {{"KEY": …}}')
     return document, [
         f"{file}: expected the key {shown(key)} once in its object, found it again, and the last "
-        f"one counts; take the others out"
+        f"value counts; remove the others"
         for key in [*repeated][:_MAX_UNKNOWN_KEYS]
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One JSON object of a settings file, at `place` (empty: the whole file).
+    """One JSON object of a settings file, at `place` (empty for the whole file).
 
-    Reads its values, and notes what is wrong with them in `faults` and `warnings`, which the
-    sections below it share. A value that is null counts as not set.
+    Reads its values, and records mistakes in `faults` and `warnings`, which the sections below it
+    share. A value that is null counts as not set.
     """
 
     values: Mapping[str, object]
@@ -132,19 +135,19 @@ class Section:
     warnings: list[str] = field(default_factory=list)
 
     def fault(self, key: str, problem: str) -> None:
-        """Note what a person must correct."""
+        """Record a mistake that a person must correct."""
         self.faults.append(f"{self._where(key)}: {problem}")
 
     def warn(self, key: str, problem: str) -> None:
-        """Note what is ignored, or replaced by a default."""
+        """Record a value that is ignored or replaced by a default."""
         self.warnings.append(f"{self._where(key)}: {problem}")
 
     def get(self, key: str) -> object:
-        """The value as it was decoded; None if it is not set."""
+        """Return the decoded value; None if it is not set."""
         return self.values.get(key)
 
     def text(self, key: str) -> str | None:
-        """A text that is not empty and can be passed on; None if it is not set, or with a fault."""
+        """Return a text that is not empty and storable; None if it is not set or has a fault."""
         value = self.get(key)
         if value is None or (isinstance(value, str) and value and is_storable(value)):
             return value
@@ -152,7 +155,7 @@ class Section:
         return None
 
     def section(self, key: str) -> Section | None:
-        """The object under a key; None if it is not set, or with a fault."""
+        """Return the section under a key; None if it is not set or has a fault."""
         value = self.get(key)
         if isinstance(value, dict):
             return self.at(key, value)
@@ -161,7 +164,7 @@ class Section:
         return None
 
     def at(self, key: str, values: Mapping[str, object]) -> Section:
-        """A section for an object below this one."""
+        """Build a section for an object below this one."""
         return Section(
             values=values,
             file=self.file,
@@ -171,7 +174,9 @@ class Section:
         )
 
     def seconds(self, key: str, *, default: float) -> float | None:
-        """A duration; None if it is not set, or with a warning that the default is used."""
+        """Return a duration in seconds; None if it is not set, or out of range: then it warns that
+        the default is used.
+        """
         value = self.get(key)
         if _is_number(value) and _MIN_SECONDS <= value <= _YEAR_SECONDS:
             return float(value)
@@ -181,7 +186,9 @@ class Section:
         return None
 
     def count(self, key: str, *, default: int) -> int:
-        """A whole number from 1 up; the default if it is not set, or with a warning."""
+        """Return a whole number from 1 up; the default if it is not set, or, with a warning, out of
+        range.
+        """
         value = self.get(key)
         if _is_number(value) and 1 <= value <= _MAX_COUNT and value == int(value):
             return int(value)
@@ -191,7 +198,7 @@ class Section:
         return default
 
     def port(self, key: str) -> int | None:
-        """A port; None with a fault, also if it is not set."""
+        """Return a port; None with a fault if it is wrong or not set."""
         value = self.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_PORT:
             return value
@@ -201,7 +208,7 @@ class Section:
         return None
 
     def warn_unknown(self, known: Collection[str]) -> None:
-        """Warn about each key that is not known; beyond the first few, about all in one. A key
+        """Warn about each unknown key, and beyond the first few about all others at once. A key
         that starts with `_` is a comment or belongs to another tool.
         """
         unknown = [key for key in self.values if key not in known and not key.startswith("_")]
@@ -223,7 +230,7 @@ class Section:
 
 
 def kind_of(value: object) -> str:
-    """What kind of JSON value this is, for a message that must not show it."""
+    """Return the type of a JSON value, for a message that must not show the value."""
     match value:
         case None:
             return "null"
@@ -272,7 +279,7 @@ def _read_regular(fd: int, max_bytes: int) -> bytes:
 
 
 def _decode(data: bytes, repeated: dict[str, None]) -> object:
-    """The JSON value; keys that an object has twice go to `repeated`."""
+    """Decode the JSON value; keys that an object has twice go to `repeated`."""
 
     def build_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
         built = dict(pairs)
@@ -348,7 +355,7 @@ def _read_startup(section: Section | None) -> StartupPolicy | None:
 
 
 def _read_probe(section: Section) -> Probe | None:
-    """How it is probed; None with a fault."""
+    """Return the probe of a section; None with a fault."""
     section.warn_unknown(_PROBE_KEYS)
     match [kind for kind in _PROBE_KINDS if section.get(kind) is not None]:
         case ["script"]:

@@ -1,9 +1,9 @@
-"""Keeps the containers of a registry up, for code of your own: a supervisor and a registry watch.
+"""Keeps the containers of a registry up, for use from Python: a supervisor and a registry watch.
 
     with ContainerMonitor(MonitorConfig(registry=Path("agents.json"))) as monitor:
         monitor.status()
 
-`longwatch up` is made of the same parts.
+`longwatch up` uses the same parts.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _ANSWER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
-    """What is monitored: the agents of a registry, and plans of your own."""
+    """The containers to monitor: the agents of a registry, and plans from code."""
 
     registry: Path | None = None
-    """`agents.json`; None: only `plans`."""
+    """The path of `agents.json`; None for `plans` alone."""
     plans: tuple[ProgramPlan, ...] = ()
     bind_roots: tuple[Path, ...] = ()
-    """Where binds may begin; empty: the directory of the registry."""
+    """The directories that bind sources must be under; empty for the directory of the registry."""
     pull: PullPolicy = PullPolicy.MISSING
     stop_on_exit: bool = False
     """Whether the containers of the registry stop with the monitor."""
     poll_interval: float = POLL_INTERVAL
-    """Seconds between two looks at the runtime and the registry, behind the events."""
+    """Seconds between two polls of the runtime and the registry, in addition to events."""
     runtime: str = "auto"
-    """`docker`, `podman`, or `auto`: the first that answers."""
+    """`docker`, `podman`, or `auto` for the first that answers."""
 
     def registry_defaults(self) -> RegistryDefaults:
         roots = self.bind_roots or ((self.registry.absolute().parent,) if self.registry else ())
@@ -58,17 +58,19 @@ class MonitorConfig:
 
 
 def owner_of(path: Path) -> str:
-    """The owner label of a supervisor's containers: the same for every start on one directory."""
+    """Return the owner label of a supervisor's containers, the same for every start on one
+    directory.
+    """
     return hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
 
 
 def clear_liveness_state(
     container_name: str, *, state_dir: str | os.PathLike[str] = ".longwatch"
 ) -> None:
-    """Forget the failed liveness and the crash loops of a container: its probes begin anew.
+    """Forget the failed liveness and the crash loops of a container: its probes start over.
 
-    Asks the supervisor that runs on this state directory and blocks until it has answered. Raises
-    TryAgainError if none runs, UsageError if it has no such container.
+    Asks the supervisor that runs on this state directory and blocks until it answers. Raises
+    TryAgainError if none runs, and UsageError if it has no such container.
     """
     found = find_supervisor(Path(state_dir))
     request = {"do": "clear-liveness", "programs": [container_name]}
@@ -78,7 +80,7 @@ def clear_liveness_state(
 
 
 class RegistryReload:
-    """Has a supervisor follow its registry: looks for changes every few seconds, in a thread."""
+    """Reloads a supervisor when its registry changes: polls every few seconds, in a thread."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class RegistryReload:
         self._supervisor = supervisor
         self._plans = plans
         self._is_behind = False
-        """Whether a change was read that the supervisor does not follow yet."""
+        """Whether a change was found that the supervisor has not loaded yet."""
         self._periodic = Periodic(
             self.look,
             Cadence(interval=interval, immediately=False),
@@ -108,7 +110,7 @@ class RegistryReload:
         return self._periodic.stop(deadline=deadline)
 
     def look(self) -> None:
-        """Follow the registry if it has changed."""
+        """Reload the supervisor if the registry has changed."""
         if self._has_changed() or self._is_behind:
             self._is_behind = True
             with suppress(LongwatchError):  # it has not started yet, or is shutting down
@@ -117,15 +119,15 @@ class RegistryReload:
 
 
 class ContainerMonitor(Service):
-    """Keeps containers up until it is stopped. Start and stop it from any thread; idempotent.
+    """Keeps containers up until it is stopped. `start` and `stop` are thread-safe and idempotent.
 
-    With a `state_dir` restarts, breakers and stops by a person survive this process, and a next
-    monitor on the same directory adopts the containers. Without one the owner of the containers is
-    the registry's path. `connect` finds the runtime; not given, `config.runtime` says which.
-    Raises UsageError if the config has neither a registry nor plans.
+    With a `state_dir`, restarts, breakers and stops by a person survive this process, and the next
+    monitor on the same directory adopts the containers. Without it, the owner of the containers is
+    the registry's path. `connect` finds the runtime, by default the one of `config.runtime`. Raises
+    UsageError if the config has neither a registry nor plans.
     """
 
-    def __init__(  # noqa: PLR0913 - a config and its surroundings, each optional
+    def __init__(  # noqa: PLR0913 - a config and its dependencies, each optional
         self,
         config: MonitorConfig,
         *,
@@ -156,19 +158,19 @@ class ContainerMonitor(Service):
         self._reload: RegistryReload | None = None
 
     def status(self, *names: str) -> list[ProgramStatus]:
-        """The record of each target, or of those named; plain JSON types."""
+        """Return the status of each target, or of those named, in plain JSON types."""
         return self._running().status(*names)
 
     def reset(self, *names: str) -> list[ProgramStatus]:
-        """Read the manifests again, forget what went wrong, and adopt or start the targets."""
+        """Read the manifests again, clear failures, and adopt or start the targets."""
         return self._running().reset_programs(*names)
 
     def clear_targets(self) -> None:
-        """Stop monitoring every container. Those that do not stop with us run on."""
+        """Stop monitoring all containers. Containers without `stop_on_exit` keep running."""
         self._running().reload(())
 
     def clear_liveness_state(self, container_name: str) -> None:
-        """Forget the failed liveness and the crash loops of a container: its probes begin anew."""
+        """Forget the failed liveness and the crash loops of a container: its probes start over."""
         self._running().clear_liveness_state(container_name)
 
     # --- the service contract ---

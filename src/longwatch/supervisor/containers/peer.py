@@ -1,4 +1,4 @@
-"""Says whether the process behind a Unix socket can be seen from here."""
+"""Checks whether the process behind a Unix socket is visible on this host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _CONNECT_SECONDS = 5.0
 
 
 def is_peer_visible(socket_path: str) -> bool:
-    """Whether the process behind a socket is one of this host: in another PID namespace its number
-    is 0 here, and so are those of its containers.
+    """Return whether the process behind a socket is in our PID namespace. Blocks for at most 5
+    seconds.
+
+    In another PID namespace its number is 0 here, and so are those of its containers.
     """
     with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
         probe.settimeout(_CONNECT_SECONDS)

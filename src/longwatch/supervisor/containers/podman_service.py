@@ -1,17 +1,17 @@
-"""A `podman system service` of our own, for machines where Podman is installed and nothing listens.
+"""Runs a `podman system service`, for machines where Podman is installed and no service listens.
 
-It is a child of this process in a session of its own. It is no child of the guardian: what it
-starts, one `conmon` for each container, has to outlive us. It ends by itself when no connection was
-open for a minute, so nothing has to end it after kill -9 of this process.
+It is a child of this process in a session of its own. It is not a child of the guardian, because
+the `conmon` processes that it starts, one for each container, must outlive us. It ends by itself
+when no connection was open for a minute, so it needs no cleanup after kill -9 of this process.
 
-Podman reads `[engine] exit_command_delay = 1` from a file that is written here; with its default
+Podman reads `[engine] exit_command_delay = 1` from a file that is written here. With its default,
 each command in a container leaves two processes for five minutes. Podman 4.6 and newer read the
-file after all others (CONTAINERS_CONF_OVERRIDE). Older ones can only be given a file instead of all
-others (CONTAINERS_CONF), which then holds what they would have read and our key.
+file after all others (CONTAINERS_CONF_OVERRIDE). Older versions can only read one file instead of
+all others (CONTAINERS_CONF), so that file contains their settings and our key.
 
-Each `conmon` hands that variable on to the `podman container cleanup` that it runs when its
-container ends. So the file has to stay as long as any container that was started through the
-service: it is never removed, and has its content's digest in its name.
+Each `conmon` passes that variable on to the `podman container cleanup` that it runs when its
+container ends. So the file must stay as long as any container that was started through the service.
+It is never removed, and has the digest of its content in its name.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ _MAX_ERROR_BYTES = 4096
 _OVERRIDE_VERSION = (4, 6)
 _ENGINE_CONFIG: dict[str, Any] = {"engine": {"exit_command_delay": 1}}
 _REMOTE_VARIABLES = frozenset({"CONTAINER_HOST", "CONTAINER_CONNECTION"})
-"""With one of them set, `podman` is a client of another service and cannot be one."""
+"""With one of them set, `podman` is a client of another service and cannot be a service."""
 _PATH_VARIABLES = frozenset(
     {"CONTAINERS_CONF", "CONTAINERS_REGISTRIES_CONF", "CONTAINERS_STORAGE_CONF"}
 )
-"""Made absolute: the service runs in another directory."""
+"""Paths made absolute, because the service runs in another directory."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class PodmanService:
-    """One `podman system service` process. Made by `start`; used on the loop that made it."""
+    """One `podman system service` process. Create it with `start` and use it on the same event
+    loop.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], socket_path: Path) -> None:
         self.socket_path = socket_path
@@ -73,11 +75,11 @@ class PodmanService:
         config_directory: Path,
         idle_seconds: int = IDLE_SECONDS,
     ) -> Self:
-        """Start the program `podman` as a service and wait until it accepts connections. Raises
-        RuntimeUnreachableError if it does not.
+        """Start the program `podman` as a service and wait until it accepts connections.
 
-        `socket_directory` is ours alone. `config_directory` has to outlive every container that is
-        started through the service.
+        `socket_directory` must be used by this process only. `config_directory` must outlive every
+        container that is started through the service. Raises RuntimeUnreachableError if the service
+        does not listen.
         """
         socket_path = _new_socket_path(socket_directory)
         env = await _prepare_environment(podman, environ, config_directory)
@@ -91,7 +93,7 @@ class PodmanService:
 
     @property
     def pid(self) -> int:
-        """Of the service; it stays the same for its whole life."""
+        """The pid of the service; it stays the same for its whole life."""
         return self._process.pid
 
     @property
@@ -99,12 +101,14 @@ class PodmanService:
         return self._process.poll() is None
 
     async def stop(self) -> None:
-        """End the service: SIGTERM, after 5 seconds SIGKILL. Its containers run on. Idempotent."""
+        """End the service: SIGTERM, after 5 seconds SIGKILL. Its containers keep running.
+        Idempotent.
+        """
         try:
             if self.is_running:
                 self._process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(_STOP_SECONDS):
-                while self.is_running:  # noqa: ASYNC110 - the end of a child is no event of the loop
+                while self.is_running:  # noqa: ASYNC110 - the loop has no event for a child's end
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             pass  # killed below
@@ -127,19 +131,20 @@ class PodmanService:
             ) from None
 
     def _kill(self) -> None:
-        """End it at once, if it still runs, and let go of what belongs to it."""
+        """Kill it if it still runs, and free its resources."""
         if self.is_running:
             self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # it cannot die now: nothing waits for it
+        with suppress(subprocess.TimeoutExpired):  # it cannot die now: do not wait longer
             self._process.wait(_KILL_SECONDS)
         self._errors.close()
         self.socket_path.unlink(missing_ok=True)
 
 
 class _ErrorOutput:
-    """The end of what the service writes to its standard error: read on the loop, for as long as
-    the service runs, so that a full pipe never holds it up. Once we are gone, writing to it ends
-    the service, which then has nothing to do any more.
+    """The last output of the service on stderr, read on the event loop.
+
+    It is read as long as the service runs, so that a full pipe never blocks the service. After our
+    end, writing to the pipe ends the service, which then has no task any more.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -151,7 +156,7 @@ class _ErrorOutput:
         self._loop.add_reader(self._pipe, self._read)
 
     def last_line(self) -> str:
-        """The last line so far, fit for an error."""
+        """Return the last line so far, formatted for an error."""
         while not self._pipe.closed and self._read():
             pass
         lines = self._kept.decode(errors="replace").strip().splitlines()
@@ -163,7 +168,7 @@ class _ErrorOutput:
             self._pipe.close()
 
     def _read(self) -> bool:
-        """Read once; whether there was something."""
+        """Read once; return whether there was data."""
         try:
             chunk = os.read(self._pipe.fileno(), _MAX_ERROR_BYTES)
         except BlockingIOError:
@@ -175,7 +180,7 @@ class _ErrorOutput:
 
 
 def connection_error(socket_path: Path) -> OSError | None:
-    """Why no process accepts connections on this socket; None if one does. Never blocks."""
+    """Return why no process accepts connections on this socket; None if one does. Never blocks."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         try:
@@ -190,8 +195,9 @@ def connection_error(socket_path: Path) -> OSError | None:
 def service_environment(
     version: tuple[int, ...], environ: Mapping[str, str], config_directory: Path
 ) -> dict[str, str]:
-    """The variables for a Podman of this version: ours without what is meant for us alone, and the
-    configuration. Blocks on files; raises OSError, or ValueError for a file that is not TOML.
+    """Return the environment for a Podman of this version: ours without variables that are for us
+    alone, plus the configuration. Blocks on files. Raises OSError, or ValueError for a file that is
+    not TOML.
     """
     passed = {name: value for name, value in environ.items() if name not in _REMOTE_VARIABLES}
     for name in _PATH_VARIABLES & passed.keys():
@@ -208,7 +214,7 @@ def service_environment(
 
 
 def config_files(environ: Mapping[str, str], root: Path = Path("/")) -> list[Path]:
-    """The files that a Podman before 4.6 reads, the last one winning."""
+    """Return the files that a Podman before 4.6 reads; the last one wins."""
     if named := environ.get("CONTAINERS_CONF"):
         return [Path(named)]
     files = list(_with_drop_ins(root / "etc/containers/containers.conf"))
@@ -221,7 +227,7 @@ def config_files(environ: Mapping[str, str], root: Path = Path("/")) -> list[Pat
 
 
 def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of both; where both have a key, tables are merged and other values are those of
+    """Merge two tables. Where both have a key, tables are merged and other values come from
     `over`.
     """
     merged = dict(base)
@@ -235,7 +241,7 @@ def merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
 
 
 def write_toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
-    """A document that reads back as this table."""
+    """Write a TOML document that parses to this table."""
     values = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     lines = [f"[{'.'.join(map(_toml_key, path))}]\n"] if path else []
     lines += [f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in values.items()]
@@ -246,7 +252,7 @@ def write_toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
 async def _prepare_environment(
     podman: str, environ: Mapping[str, str], config_directory: Path
 ) -> dict[str, str]:
-    """Asks Podman for its version and writes its configuration, off the loop."""
+    """Ask Podman for its version and write its configuration, off the event loop."""
 
     def prepare() -> dict[str, str]:
         return service_environment(_version(podman, environ), environ, config_directory)
@@ -256,7 +262,7 @@ async def _prepare_environment(
         return await call.run()
     except TimeoutError:
         raise RuntimeUnreachableError(
-            f"{podman} did not tell its version within {_START_SECONDS:.0f} s"
+            f"{podman} did not report its version within {_START_SECONDS:.0f} s"
         ) from None
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise RuntimeUnreachableError(
@@ -267,7 +273,7 @@ async def _prepare_environment(
 
 
 def _version(podman: str, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Of `podman version 4.3.1`: 4, 3."""
+    """Return the version as numbers: (4, 3) for `podman version 4.3.1`."""
     shown = subprocess.run(  # noqa: S603 - an argv, no shell
         [podman, "--version"],
         check=False,
@@ -280,7 +286,7 @@ def _version(podman: str, environ: Mapping[str, str]) -> tuple[int, ...]:
     ).stdout
     found = re.search(r"(\d+)\.(\d+)", shown)
     if found is None:
-        raise ValueError(f"{podman} --version shows no version")
+        raise ValueError(f"{podman} --version shows no version number")
     return tuple(map(int, found.groups()))
 
 
@@ -303,8 +309,8 @@ def _spawn(
 
 
 def _new_socket_path(directory: Path) -> Path:
-    """A name of its own for each service: one that ends removes its socket, whoever listens on it
-    by then.
+    """Return a new socket path for each service: a service that ends removes its socket, even if
+    another service listens on it by then.
     """
     path = directory.absolute() / f"podman-{secrets.token_hex(4)}.sock"
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
@@ -355,5 +361,5 @@ def _toml_value(value: Any) -> str:
 
 
 def _toml_text(text: str) -> str:
-    """Escapes of JSON are escapes of TOML; only DEL has to be one there, too."""
+    """Quote a text. Escapes of JSON are valid in TOML, which also requires DEL to be escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

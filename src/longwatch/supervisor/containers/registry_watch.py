@@ -1,8 +1,8 @@
-"""Watches the registry of agents and their manifests: by their stat every few seconds, never by
-what they hold.
+"""Watches the registry of agents and their manifests: compares their stat every few seconds, never
+their content.
 
-A registry that cannot be read keeps the plans that were read before it, and is reported once until
-it changes again. A manifest that cannot be read is a fault of its agent alone: its plan says so.
+If the registry cannot be read, the plans from before stay, and the problem is reported once until
+it changes again. If a manifest cannot be read, that is a fault of its agent alone, in its plan.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ _Signature = dict[Path, tuple[int, int, int] | None]
 
 
 class RegistryWatch:
-    """The agents of one registry, as it was read last. Its methods block on the disk and may be
-    called from any thread, one at a time.
-    """
+    """The agents of one registry, as last read. Thread-safe; its methods block on the disk."""
 
     def __init__(self, path: Path, *, defaults: RegistryDefaults, events: Events) -> None:
         self.path = path
@@ -42,16 +40,18 @@ class RegistryWatch:
         self._files: tuple[Path, ...] = (path,)
         self._signature: _Signature = {}
         self._rejection = ""
-        """Why it could not be read last; empty if it could."""
+        """Why the last read failed; empty if it succeeded."""
         self._warnings: set[str] = set()
         self._was_loaded = False
 
     def read(self, *, taken: Collection[str] = ()) -> dict[str, ProgramPlan]:
-        """The plans of its agents; the former ones if it cannot be read. Names in `taken` belong
-        to others and are left out.
+        """Read the registry and return the plans of its agents; the former ones if it cannot be
+        read.
+
+        Names in `taken` belong to other programs and are left out.
         """
         with self._lock:
-            # Looked at before it is read: a change in between is seen as one at the next look.
+            # The stat comes before the read: a change in between shows at the next comparison.
             self._signature = _signature(self._files)
             try:
                 reading = read_registry(self.path, defaults=self.defaults)
@@ -62,7 +62,7 @@ class RegistryWatch:
             return dict(self._plans)
 
     def report(self) -> None:
-        """Emit again what was read last, for observers that have come since."""
+        """Emit the events of the last read again, for observers that subscribed since."""
         path = str(self.path)
         with self._lock:
             if self._was_loaded:
@@ -73,8 +73,8 @@ class RegistryWatch:
                 self._events.emit(ContainerRegistryRejected(path=path, reason=self._rejection))
 
     def has_changed(self) -> bool:
-        """Whether the registry or a manifest is another file than the one that was read, or has
-        another size or time.
+        """Return whether the registry or a manifest is another file than the one read, or has
+        another size or modification time.
         """
         with self._lock:
             return _signature(self._files) != self._signature
@@ -83,7 +83,7 @@ class RegistryWatch:
         warnings = [
             *reading.warnings,
             *(
-                f"{name!r} is the name of another program; this agent is left out, rename it"
+                f"{name!r} is the name of another program, so this agent is ignored; rename it"
                 for name in reading.plans
                 if name in taken
             ),
@@ -109,7 +109,7 @@ class RegistryWatch:
 
 
 def _signature(files: Iterable[Path]) -> _Signature:
-    """What a stat says of each; None for one that is not there."""
+    """Return the stat of each file; None for a file that does not exist."""
     return {path: _stat(path) for path in files}
 
 

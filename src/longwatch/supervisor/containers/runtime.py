@@ -1,8 +1,8 @@
-"""The seam to a container runtime: what Docker and Podman are asked, in the words of the field.
+"""The interface to a container runtime: the operations that Docker and Podman provide.
 
-Everything is async and runs on one event loop. Nothing here retries or waits longer than the
-runtime takes: callers set deadlines by cancelling. Every call raises RuntimeUnreachableError when
-the runtime does not answer, and RuntimeRefusedError when it says no.
+All calls are async and run on one event loop. They neither retry nor have timeouts of their own:
+callers set deadlines by cancelling. Every call raises RuntimeUnreachableError when the runtime does
+not answer, and RuntimeRefusedError when it refuses.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class ContainerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerState:
-    """What the runtime knows of one container. A list fills in the first four fields only."""
+    """The state of one container in the runtime. A list fills in the first four fields only."""
 
     id: str
     name: str
     status: ContainerStatus
     labels: Mapping[str, str] = field(default_factory=dict)
     pid: int = 0
-    """Of its first process on this host; 0 while it does not run, or if it cannot be seen."""
+    """The pid of its first process on this host; 0 while it does not run or is not visible."""
     is_local: bool = False
-    """Whether `pid` is a number of this host, so that it says whether the process is there."""
+    """Whether `pid` is a pid of this host, so that it shows whether the process exists."""
     exit_code: int = 0
     out_of_memory: bool = False
     started_at: float = 0.0
@@ -53,11 +53,11 @@ class ContainerState:
     """Wall time; 0 if it has not ended yet."""
     image: str = ""
     restart_policy: str = "no"
-    """The runtime's own; anything but `no` is a second authority."""
+    """The runtime's own policy; any other than `no` conflicts with the supervisor."""
     address: str = ""
     """Its address in the runtime's network; empty if it has none."""
     published_ports: Mapping[int, tuple[str, int]] = field(default_factory=dict)
-    """By port of the container: host address and port."""
+    """Host address and port, by port of the container."""
 
     @property
     def is_up(self) -> bool:
@@ -66,8 +66,10 @@ class ContainerState:
 
 
 def is_corpse(state: ContainerState) -> bool:
-    """Whether the runtime says that it runs, and its process is not there: Podman goes on saying so
-    once the container's monitor process was killed. Only where its pid would be seen from here.
+    """Return whether the runtime reports it as running although its process is gone.
+
+    Podman does so after the container's monitor process was killed. False if its pid is not visible
+    on this host.
     """
     return state.is_up and state.pid > 0 and state.is_local and not _is_process(state.pid)
 
@@ -80,7 +82,7 @@ def _is_process(pid: int) -> bool:
 
 
 class RuntimeAction(StrEnum):
-    """The events that are acted on; an implementation passes over all others."""
+    """The events that are handled; implementations skip all others."""
 
     START = auto()
     DIE = auto()
@@ -95,54 +97,54 @@ class RuntimeAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeEvent:
-    """Something happened to a container."""
+    """An event of a container."""
 
     action: RuntimeAction
     id: str
     name: str
     exit_code: int | None = None
-    """Of `DIE`; None if the runtime did not say."""
+    """The exit code of a `DIE` event; None if the runtime did not report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecEnd:
-    """How a command in a container ended: `exit_code` as a shell reports it."""
+    """How a command in a container ended, with `exit_code` as a shell reports it."""
 
     exit_code: int
 
 
 class ContainerRuntime(Protocol):
-    """One connection to a runtime. Used on the loop that made it."""
+    """One connection to a runtime. Used on the event loop that created it."""
 
     @property
     def name(self) -> str:
-        """For people: `podman 4.3.1`."""
+        """Name and version for display, such as `podman 4.3.1`."""
 
     @property
     def is_local(self) -> bool:
         """Whether the processes of its containers are processes of this host."""
 
     async def list(self, owner: str) -> list[ContainerState]:
-        """Every container, running or not, whose owner label is this."""
+        """Return all containers with this owner label, running or not."""
 
     async def inspect(self, name: str) -> ContainerState | None:
-        """Everything about one container, by name or id; None if there is none."""
+        """Return the state of one container, by name or id; None if there is none."""
 
     async def create(self, spec: ContainerSpec, labels: Mapping[str, str]) -> str:
-        """Make a container with restart policy `no` and return its id. Pulls the image first, as
+        """Create a container with restart policy `no` and return its id. Pulls the image first, as
         the spec's pull policy says.
         """
 
     async def start(self, container_id: str) -> None:
-        """Start it. Nothing if it runs."""
+        """Start it. Does nothing if it runs."""
 
     async def signal(self, container_id: str, signum: int) -> None:
-        """Send a signal to its first process; a paused one is unpaused first. Nothing if it does
-        not run, or is gone.
+        """Send a signal to its first process; unpause it first if it is paused. Does nothing if it
+        does not run or is gone.
         """
 
     async def remove(self, container_id: str) -> None:
-        """Remove it, running or not. Nothing if it is gone."""
+        """Remove it, running or not. Does nothing if it is gone."""
 
     async def exec(
         self,
@@ -154,17 +156,17 @@ class ContainerRuntime(Protocol):
         output: LineSink,
     ) -> ExecEnd:
         """Run a command in it and return how it ended; its output goes to the sink as it comes.
-        Cancelling hangs up and leaves it running: the API cannot kill it.
+        Cancelling closes the connection and leaves the command running: the API cannot kill it.
         """
 
     async def has_file(self, container_id: str, path: str) -> bool:
-        """Whether there is a file of that path in it."""
+        """Return whether the container has a file at that path."""
 
     def logs(self, container_id: str, *, since: float) -> AsyncIterator[bytes]:
-        """Its output from that wall time on, and on and on, in chunks; ends when it stops."""
+        """Yield its output since that wall time, in chunks, until it stops."""
 
     def events(self) -> AsyncIterator[RuntimeEvent]:
-        """What happens from now on; ends, or raises, when the connection is lost."""
+        """Yield the events from now on; end or raise when the connection is lost."""
 
     async def close(self) -> None:
-        """Hang up. Idempotent."""
+        """Close the connection. Idempotent."""

@@ -1,4 +1,4 @@
-"""Finds the container runtime of this machine: the first one that answers, of Docker and Podman.
+"""Finds the container runtime of this machine: the first of Docker and Podman that answers.
 
 The places, in the order in which they are tried:
 
@@ -6,9 +6,9 @@ The places, in the order in which they are tried:
     podman   CONTAINER_HOST, /run/podman/podman.sock, $XDG_RUNTIME_DIR/podman/podman.sock,
              a `podman system service` of our own
 
-The setting `docker` or `podman` leaves out the places of the other one. With `podman`, DOCKER_HOST
-is tried last, and counts only if Podman answers there. Only Unix sockets are supported. A socket on
-which nothing answers within five seconds is passed over.
+The setting `docker` or `podman` leaves out the places of the other runtime. With `podman`,
+DOCKER_HOST is tried last, and counts only if Podman answers there. Only Unix sockets are supported.
+A socket without an answer within five seconds is skipped.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _SCHEME = "unix://"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectedRuntime:
-    """The runtime that was found, or why there is none."""
+    """The runtime that was found, or the reason why there is none."""
 
     api: EngineApi | None = None
     service: PodmanService | None = None
-    """Ours, if that is what `api` is connected to."""
+    """The service that we started, if `api` is connected to it."""
     reason: str = ""
-    """Why there is none: a sentence with what was tried and what to do; else empty."""
+    """Why there is no runtime: a sentence with the places tried and what to do; else empty."""
     passed_over: tuple[str, ...] = ()
-    """The places that were tried before, each with what was wrong."""
+    """The places that were tried before, each with its problem."""
 
     async def close(self) -> None:
-        """Close the connection and stop the service, if it is ours. Containers run on.
+        """Close the connection and stop the service, if it is ours. Containers keep running.
         Idempotent.
         """
         if self.api is not None:
@@ -53,14 +53,16 @@ class DetectedRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a runtime may listen. `socket_path` is None if `label` alone says that it cannot."""
+    """A place where a runtime may listen. `socket_path` is None if the place is not a Unix
+    socket.
+    """
 
     label: str
     socket_path: Path | None
     podman_only: bool = False
 
 
-async def detect_runtime(  # noqa: PLR0913 - where to look, each by name
+async def detect_runtime(  # noqa: PLR0913 - the places to look in, each by name
     setting: str | None,
     environ: Mapping[str, str],
     *,
@@ -69,11 +71,11 @@ async def detect_runtime(  # noqa: PLR0913 - where to look, each by name
     root: Path = Path("/"),
     only_own_service: bool = False,
 ) -> DetectedRuntime:
-    """Connect to the first runtime that answers. `setting` is `docker`, `podman`, or anything else
-    for both. Raises UsageError without aiodocker; that there is no runtime is no error.
+    """Connect to the first runtime that answers; a result with a `reason` if there is none.
 
-    The directories are for a service of our own: see `PodmanService.start`. The sockets of the
-    system are looked for below `root`, unless it is `only_own_service`.
+    `setting` is `docker`, `podman`, or any other value for both. The directories are for a service
+    of our own: see `PodmanService.start`. The sockets of the system are looked for below `root`,
+    unless `only_own_service` is set. Raises UsageError without aiodocker.
     """
     problems: list[str] = []
     for place in () if only_own_service else _places(setting, environ, root):
@@ -94,7 +96,7 @@ async def detect_runtime(  # noqa: PLR0913 - where to look, each by name
         api = await _connect(service)
     except ContainerRuntimeError as error:
         problems.append(str(error))
-        return _nothing_found(problems, "see whether `podman info` works")
+        return _nothing_found(problems, "check that `podman info` works")
     return DetectedRuntime(api=api, service=service, passed_over=tuple(problems))
 
 
@@ -121,7 +123,7 @@ def _place(socket_path: Path) -> _Place:
 def _named_place(
     variable: str, environ: Mapping[str, str], *, podman_only: bool = False
 ) -> Iterator[_Place]:
-    """The place that this variable names, if it is set."""
+    """Yield the place that this variable names, if it is set."""
     if not (url := environ.get(variable)):
         return
     shown = printable(mask_text(url), max_chars=MAX_LINE_CHARS)
@@ -130,7 +132,7 @@ def _named_place(
 
 
 async def _try_place(place: _Place) -> EngineApi | str:
-    """A connection to the runtime there, or what is wrong with the place."""
+    """Return a connection to the runtime there, or the problem with the place."""
     if place.socket_path is None:
         return f"{place.label}: only unix:// is supported"
     if (error := connection_error(place.socket_path)) is not None:

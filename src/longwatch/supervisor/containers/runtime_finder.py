@@ -1,8 +1,8 @@
-"""Finds the runtime for a ContainerHost, each time the host needs one, and ends what that took.
+"""Finds the runtime for a ContainerHost, each time the host needs one, and ends the service it
+started.
 
-The first runtime that answered stays the one: another has other containers, and ours would all
-count as removed. So a lost Docker or Podman socket is waited for, and a service of our own is
-started again.
+The first runtime that answered is kept: another has other containers, and ours would all count as
+removed. So the finder waits for a lost Docker or Podman socket, and starts its own service again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from longwatch.supervisor.socket_directory import SocketDirectory
 
 
 class RuntimeFinder:
-    """Connects to Docker or Podman, by `runtime`: `docker`, `podman` or `auto`. Used on one loop.
+    """Connects to Docker or Podman, by `runtime`: `docker`, `podman` or `auto`. Used on one event
+    loop.
 
-    A `podman system service` that it started is used again while it lives. `close` ends it;
-    containers run on.
+    A `podman system service` that it started is used again while it lives. `close` ends the
+    service; containers keep running.
     """
 
     def __init__(self, runtime: str, *, environ: Mapping[str, str] | None = None) -> None:
@@ -32,11 +33,13 @@ class RuntimeFinder:
         self._found = DetectedRuntime()
         self._directory: SocketDirectory | None = None
         self._socket_path: str | None = None
-        """Where the runtime answered first; None before that, and for a service of our own."""
+        """The socket where the runtime answered first; None before that, and for a service of our
+        own.
+        """
         self._is_own = False
 
     async def connect(self) -> ContainerRuntime | str:
-        """The runtime that answered first, or why there is none now."""
+        """Return the runtime that answered first, or the reason why there is none now."""
         await self._found.close()
         self._found = DetectedRuntime()
         try:
@@ -62,11 +65,11 @@ class RuntimeFinder:
         return self._found.api or self._found.reason
 
     def child_pids(self) -> tuple[int, ...]:
-        """Of the service that was started here."""
+        """Return the pid of the service that this finder started, if any."""
         return () if self._found.service is None else (self._found.service.pid,)
 
     async def close(self) -> None:
-        """Hang up and end the service. Idempotent."""
+        """Close the connection and end the service. Idempotent."""
         await self._found.close()
         self._found = DetectedRuntime()
         if self._directory is not None:
@@ -80,7 +83,9 @@ class RuntimeFinder:
 
 
 def _config_directory() -> Path:
-    """Where the settings of a service are kept for as long as its containers may live."""
+    """Return the directory that keeps the settings of a service as long as its containers may
+    live.
+    """
     directory = runtime_directory() / "podman"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
