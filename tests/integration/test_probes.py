@@ -138,7 +138,7 @@ class TestTcp:
         port = ours.getsockname()[1]
         made = SimpleNamespace(socket=lambda _: ours, AF_INET=socket.AF_INET)
         monkeypatch.setattr(probers, "socket", made)
-        assert "no connection: nothing listens" == self.ask(loop, port)
+        assert "no connection: no process listens" == self.ask(loop, port)
         assert -1 == ours.fileno()
 
     def test_a_server_whose_queue_is_full_is_a_failure_when_the_time_is_over(

@@ -863,7 +863,7 @@ def test_a_program_that_pulls_the_trigger_is_started_again_and_that_is_told(
     rig.start()
     rig.run_on_loop(lambda: rig.program.handle_notice(Notice(pid=1001, trigger=True)))
     [ended] = rig.observer.of(ProgramEnded)
-    assert ("health_check_restart", "it said WATCHDOG=trigger") == (ended.verdict, ended.detail)
+    assert ("health_check_restart", "it sent WATCHDOG=trigger") == (ended.verdict, ended.detail)
 
 
 def test_what_a_quick_program_says_before_its_start_is_told_is_heard(rig: ProgramRig) -> None:

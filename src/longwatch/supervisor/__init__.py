@@ -1,15 +1,14 @@
-"""Programs that stay up without restart storms: what an end means, when to try again, and a
-supervisor that does it.
+"""Keeps programs up without restart storms: decides what an end means and when to start again.
 
     with Supervisor([ProgramPlan.of("web", ["python", "app.py"])]) as supervisor:
         supervisor.status("web")
 
-The layers, from values to the whole: `plan`, `probes`, `restart_policy`, `lifecycle` and
-`dependencies` decide. `program_run` is one run of a program, `program` its life, `managed_program`
-its place among others. `supervisor` holds them all, `program_registry` has them by name, `commands`
-changes what is wanted of them. `program_listener` is the seam for code that acts on starts and
-ends. `ledger` stores their records. `control` and `supervisor_lock` let other processes reach the
-supervisor.
+`plan`, `probes`, `restart_policy`, `lifecycle` and `dependencies` are values and decisions.
+`program_run` is one run of a program, `program` keeps it up, and `managed_program` adds its desired
+state and its dependencies. `program_registry` has all programs by name, `commands` changes their
+desired state, and `supervisor` owns them all. `program_listener` is the interface for code that
+acts on starts and ends. `ledger` stores the records of programs. `control` and `supervisor_lock`
+let other processes reach the supervisor.
 """
 
 from __future__ import annotations

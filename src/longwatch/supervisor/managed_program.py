@@ -1,6 +1,6 @@
-"""A program as the supervisor manages it: whether it is wanted, its dependencies, its status.
+"""A program as the supervisor manages it: its desired state, its dependencies, its status.
 
-`ChangeSignal` wakes the code that waits for a state, to check it again.
+`ChangeSignal` wakes code that waits for a condition, to check it again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from longwatch.supervisor.program import Program
 
 
 class ChangeSignal:
-    """Wakes the waiters for a condition, on the loop. Frequent notifying costs little: each
-    waiter checks its condition once a turn of the loop.
+    """Wakes the waiters for a condition, on the event loop. Frequent notifications are cheap: each
+    waiter checks its condition once per turn of the loop.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class ChangeSignal:
 
 ProgramStatus = dict[str, Any]
 _LATE_STOP_SECONDS = 5.0
-"""How long after an end the runtime may say that a person caused it."""
+"""Seconds after an end within which the runtime may report that a person caused it."""
 
 
 class ProgramLookup(Protocol):
-    """What a managed program knows of the others."""
+    """The other programs, as a managed program sees them."""
 
     def __getitem__(self, name: str) -> ManagedProgram: ...
 
@@ -60,11 +60,11 @@ class ProgramLookup(Protocol):
 
 
 class ManagedProgram:
-    """Keeps a program alive for as long as somebody wants it: every wish to start is one life. Used
-    on the loop.
+    """Runs a program whenever a start is requested, one activation after the other. Used on the
+    event loop.
 
-    `desired` is durable, `start_requested` is a start that has not been made yet: a program that
-    has ended by itself is still desired, and not started again for that.
+    `desired` is durable. `start_requested` is a start that has not been made yet: a program that
+    ended by itself is still desired, but is not started again for that.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class ManagedProgram:
         self.active = False
         self.activations = 0
         self.retired = False
-        """Whether it has no place any more, and ends with its present life."""
+        """Whether it is removed as soon as its current activation ends."""
         self.exit_code: int | None = None
-        """Of its last life."""
+        """The exit code of its last activation."""
         self._stopping: asyncio.Future[None] | None = None
         self._programs = programs
         self._changes = changes
@@ -104,7 +104,9 @@ class ManagedProgram:
 
     @property
     def pid(self) -> int | None:
-        """Of the first process of its run; None without one, or where it cannot be seen."""
+        """The pid of the first process of its run; None without a run, or if it is not visible on
+        this host.
+        """
         return (self.program.run.pid or None) if self.program.run is not None else None
 
     @property
@@ -116,7 +118,7 @@ class ManagedProgram:
         return not (self.active or self.start_requested)
 
     async def supervise(self, on_finished: Callable[[ManagedProgram, int], None]) -> None:
-        """Every life it is wished, one after the other, until it is retired."""
+        """Run it for each requested start, until it is retired."""
         while True:
             await self._changes.wait_until(lambda: self.start_requested or self.retired)
             if self.retired:
@@ -133,7 +135,9 @@ class ManagedProgram:
             on_finished(self, self.exit_code)
 
     def request_start(self) -> None:
-        """Have it up, whatever kept it from that; one that is being stopped lives once more."""
+        """Start it, whatever kept it down. A program that is being stopped starts again after
+        that.
+        """
         if self.active and not self.program.stop_requested:
             self.program.reset()
         else:
@@ -141,13 +145,13 @@ class ManagedProgram:
             self.notify_changed()
 
     def start_if_desired(self) -> None:
-        """Wish it up if somebody wants it up."""
+        """Request a start if it is desired."""
         if self.desired:
             self.request_start()
 
     def stop(self, *, leave: bool = False) -> None:
-        """End its present life, if it has one, and wish no other. With `leave`, a container that is
-        not to stop with us runs on.
+        """Stop it and cancel a requested start. With `leave`, a container without `stop_on_exit`
+        keeps running.
         """
         self.start_requested = False
         if self.active:
@@ -157,7 +161,7 @@ class ManagedProgram:
             self.notify_changed()
 
     def restart(self) -> None:
-        """Whatever it does, another life after that, with nothing remembered against it."""
+        """Stop it if it runs, clear its failures, and start it again."""
         self.program.reset()
         if self.active:
             self.program.stop(shutting_down=False)
@@ -165,8 +169,8 @@ class ManagedProgram:
         self.notify_changed()
 
     def started_elsewhere(self, started_at: float) -> None:
-        """It runs, since this wall time, and is not watched. If a person started it since it was
-        stopped, it is wanted up again; else the stop did not get through, and is repeated.
+        """Handle an unwatched container that runs since this wall time. If a person started it
+        after the last stop, it becomes desired again. Otherwise the stop failed, and is repeated.
         """
         if not self.idle or self.retired:
             return
@@ -177,7 +181,7 @@ class ManagedProgram:
             self._stopping = asyncio.ensure_future(self.program.stop_unwatched())
 
     def stopped_elsewhere(self) -> None:
-        """A person has stopped it with the runtime's own command, and it is not up again yet."""
+        """Handle a stop by the runtime's own command, if the program is not up again yet."""
         end = self.program.record.last_end
         has_just_ended = end is not None and self._clock.wall() - end.at < _LATE_STOP_SECONDS
         if has_just_ended and self.active and not (self.up or self.program.stop_requested):
@@ -185,18 +189,18 @@ class ManagedProgram:
             self.stop()
 
     def mark_stopped(self) -> None:
-        """It is wanted stopped from now on."""
+        """Record that it is not desired from now on."""
         self.program.record.desired = False
         self.program.record.stopped_at = self._clock.wall()
 
     def notify_changed(self) -> None:
-        """Something about it has changed."""
+        """Wake the code that waits for a change."""
         self._changes.notify()
 
-    # --- what it waits for ---
+    # --- dependencies ---
 
     def satisfies(self, condition: Condition) -> bool:
-        """Whether who waits for this in it need not wait any longer."""
+        """Return whether this condition, for which another program waits, is met."""
         match condition:
             case Condition.STARTED:
                 return self.up
@@ -207,7 +211,7 @@ class ManagedProgram:
 
     @property
     def waiting_for(self) -> list[str]:
-        """What is not there yet of what it depends on."""
+        """The dependencies that are not met yet."""
         return [
             f"{name}: {condition}"
             for name, condition in self.plan.depends_on.items()
@@ -217,10 +221,10 @@ class ManagedProgram:
     async def _wait_for_dependencies(self) -> None:
         await self._changes.wait_until(lambda: not self.waiting_for)
 
-    # --- what is told of it ---
+    # --- status ---
 
     def status(self) -> ProgramStatus:
-        """For `status`, the page and whoever asks; plain JSON types."""
+        """Return its status in plain JSON types."""
         program, run, record = self.program, self.program.run, self.program.record
         return {
             "name": self.plan.name,
@@ -250,7 +254,7 @@ class ManagedProgram:
         }
 
     def _probe_status(self) -> ProgramStatus:
-        """Each probe of the plan, by its kind; pending while there is no run."""
+        """Return each probe of the plan by its kind; pending while there is no run."""
         run, probes = self.program.run, self.plan.probes
         if probes == NO_PROBES:
             return {}
@@ -258,7 +262,7 @@ class ManagedProgram:
         return {kind.value: status.to_dict() for kind, status in statuses.items()}
 
     def _container_status(self) -> ProgramStatus:
-        """What only a container has."""
+        """Return the fields that only a container has."""
         spec = self.plan.spec
         if not isinstance(spec, ContainerSpec):
             return {}

@@ -1,6 +1,6 @@
-"""Plans: which programs are kept up, and how.
+"""Plans that define which programs are kept up, and how.
 
-Plans are plain values that can be compared, so that a reload touches only what changed.
+Plans are plain values that can be compared, so that a reload touches only changed programs.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ _WITHHELD_VARIABLES = frozenset(
 def child_environment(
     environ: Mapping[str, str], extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Our environment without what is meant for us alone, then `extra`, then the mark that says who
-    manages it.
+    """Return our environment without variables meant for us alone, then `extra`, then `MANAGED_BY`.
 
-    Withheld are `LONGWATCH_*` and the notify, socket and pid-file variables that address this
-    process; all else passes through.
+    It leaves out `LONGWATCH_*` and the notify, socket and pid-file variables that address this
+    process. All other variables pass through.
     """
     passed = {
         name: value
@@ -52,7 +51,9 @@ def child_environment(
 
 
 class ProgramKind(StrEnum):
-    """What a program is to the code around the supervisor, which treats all kinds alike."""
+    """The kind of a program, for the code around the supervisor, which itself treats all kinds
+    alike.
+    """
 
     COMMAND = auto()
     WORKER = auto()  # a process of ours that runs loops and reports to its parent
@@ -61,8 +62,8 @@ class ProgramKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPolicy:
-    """What becomes of a program's lines beside its log file, and how large that gets; for
-    whoever makes its streams.
+    """How a program's output is kept: on the console too, and the size and number of its log files.
+    For the code that creates its streams.
     """
 
     console: bool = True
@@ -72,12 +73,12 @@ class OutputPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPlan:
-    """One program: a process or a container, by what `spec` describes.
+    """One program: a process or a container, as `spec` describes it.
 
-    A process has no streams of its own here: the code that runs the plan says where output goes.
-    `ready_timeout` ends a run that is not ready by then, as one that failed its health checks;
-    None: it may take for ever. A `critical` program takes everything down with it when its breaker
-    trips, or it fails in a way that nothing is done about.
+    A process has no streams of its own here: the code that runs the plan decides where output goes.
+    A run that is not ready after `ready_timeout` seconds ends like a failed health check; None for
+    no limit. If the breaker of a `critical` program trips, or it fails and is not restarted, the
+    supervisor stops all programs.
     """
 
     name: str
@@ -89,30 +90,30 @@ class ProgramPlan:
     stop: StopPolicy = field(default_factory=StopPolicy)
     probes: ProbeSet = NO_PROBES
     readiness: Readiness | None = None
-    """None: as its readiness probe says if it has one, else healthy if it has a liveness or startup
-    probe, else up.
+    """None for the default: its readiness probe if it has one, else healthy if it has a liveness or
+    startup probe, else up.
     """
     ready_timeout: float | None = None
     depends_on: Mapping[str, Condition] = field(default_factory=dict)
     critical: bool = False
     output: OutputPolicy = OutputPolicy()
     autostart: bool = True
-    """Whether it is wanted up when nobody has said otherwise yet."""
+    """Whether it is started when no operator has decided otherwise."""
     group: str = ""
-    """What it is one of several of: by that name all of them can be told what to do, and they
-    are restarted one after another.
+    """The name of its group: commands accept it for all members, which are restarted one after
+    another.
     """
     on_demand: bool = False
-    """Whether it runs once, by `Supervisor.run_on_demand`: it is known only while it runs, is never
+    """Whether it runs once, by `Supervisor.run_on_demand`. It is known only while it runs, is never
     started again by its policy, a command or a reload, and does not count in the exit code.
     """
     fault: str = ""
-    """Why it cannot be started as its settings stand, for a person to correct: its breaker is open
-    with this reason, and no trial start is made.
+    """Why its settings do not allow a start, for a person to correct. Its breaker is open with this
+    reason, without a trial.
     """
 
     @classmethod
-    def of(  # noqa: PLR0913 - what makes a command a process, each by name; the rest are the plan's own fields
+    def of(  # noqa: PLR0913 - the parts of a process, each by name; the rest are fields of the plan
         cls,
         name: str,
         argv: Sequence[str],
@@ -123,7 +124,7 @@ class ProgramPlan:
         user: str | None = None,
         **policies: Any,
     ) -> Self:
-        """A plan for a command: run without a shell, in our environment with `env` added.
+        """Return a plan for a command that runs without a shell, in our environment plus `env`.
         `policies` are the fields above.
         """
         identity = None if user is None else resolve_identity(user)
@@ -139,20 +140,20 @@ class ProgramPlan:
 
     @property
     def process(self) -> ProcessSpec:
-        """The process to start; only for a plan that has one."""
+        """The process to start; only for a plan of a process."""
         assert isinstance(self.spec, ProcessSpec), f"{self.name} is a container"
         return self.spec
 
     @property
     def uid(self) -> int | None:
-        """The user of its process; None: ours, or that of a container."""
+        """The user of its process; None for our own, and for a container."""
         identity = None if isinstance(self.spec, ContainerSpec) else self.spec.identity
         return None if identity is None else identity.uid
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What is started, for people: the words of a process, or the image of a container and
-        its command.
+        """The command line for display: that of a process, or the image and command of a
+        container.
         """
         if isinstance(self.spec, ContainerSpec):
             return (self.spec.image, *self.spec.command)
@@ -160,7 +161,9 @@ class ProgramPlan:
 
     @property
     def stays_running(self) -> bool:
-        """Whether it runs on when the supervisor ends, or when it leaves the settings."""
+        """Whether it keeps running when the supervisor ends, or when it is removed from the
+        settings.
+        """
         return isinstance(self.spec, ContainerSpec) and not self.spec.stop_on_exit
 
     @property
@@ -172,8 +175,8 @@ class ProgramPlan:
         return Readiness.HEALTHY if self.probes else Readiness.UP
 
     def needs_restart(self, other: ProgramPlan) -> bool:
-        """Whether a running program must be started anew to follow the other plan; everything
-        else is taken over as it runs.
+        """Return whether a running program must be restarted for the other plan. All other changes
+        are applied while it runs.
         """
         if isinstance(self.spec, ContainerSpec) and isinstance(other.spec, ContainerSpec):
             has_fault = bool(self.fault or other.fault)
@@ -189,7 +192,7 @@ Plans = Iterable[ProgramPlan]
 
 
 def validate_plans(plans: Plans) -> dict[str, ProgramPlan]:
-    """The plans by name; UsageError that lists everything that is wrong with them."""
+    """Return the plans by name. Raises UsageError that lists all faults of their dependencies."""
     found: dict[str, ProgramPlan] = {}
     for plan in plans:
         if plan.name in found:

@@ -1,5 +1,7 @@
-"""Has the programs of a supervisor follow other plans while it runs: given by code, read again
-from the file, or read again for an operator's reset. One change at a time, on the loop.
+"""Switches the programs of a running supervisor to other plans, one change at a time.
+
+New plans come from code, from the file at a reload, or from the file at an operator's reset. Used
+on the event loop.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from longwatch.supervisor.program_registry import ProgramRegistry, apply_plans
 T = TypeVar("T")
 
 PLAN_READ_TIMEOUT = 300.0
-"""Seconds that the source of plans may take."""
+"""Seconds within which the source must return the plans."""
 
 
 class PlanFollower:
-    """Keeps the present `plans`, by name, and changes the registry when they change.
+    """Keeps the current `plans`, by name, and changes the registry when they change.
 
-    `source` reads the plans of the file; `refresh_source` returns those that hold now, None for the
-    present ones. Both are called in a thread. `check_running` raises when nothing is to be started
+    `source` reads the plans of the file. `refresh_source` returns the new plans, or None if they
+    are unchanged. Both are called in a thread. `check_running` raises if no program may be started
     any more.
     """
 
@@ -49,15 +51,18 @@ class PlanFollower:
     async def follow(
         self, registry: ProgramRegistry, plans: dict[str, ProgramPlan]
     ) -> ConfigReloaded:
-        """Follow these plans."""
+        """Switch to these plans."""
         async with self._lock:
             return await self._apply(registry, plans)
 
     async def reload(self, registry: ProgramRegistry) -> ConfigReloaded:
-        """Read the source again and follow it; what is wrong with it is emitted and raised."""
+        """Read the source again and switch to its plans. An error is emitted as an event and
+        raised.
+        """
         if self._source is None:
             raise UsageError(
-                "this supervisor was given its programs by code; there is no file to read again"
+                "this supervisor got its programs from code, so there is no file to read again; "
+                "call Supervisor.reload with the new plans"
             )
         async with self._lock:
             try:
@@ -67,12 +72,12 @@ class PlanFollower:
                 raise
 
     async def reload_quietly(self, registry: ProgramRegistry) -> None:
-        """As `reload`; what is wrong is only emitted."""
+        """Like `reload`, but an error is only emitted."""
         with suppress(LongwatchError, OSError):
             await self.reload(registry)
 
     async def refresh(self, registry: ProgramRegistry) -> None:
-        """Follow what the files of containers say now."""
+        """Switch to the plans that the files of containers contain now."""
         if self._refresh_source is None:
             return
         async with self._lock:
@@ -83,7 +88,7 @@ class PlanFollower:
     async def _apply(
         self, registry: ProgramRegistry, plans: dict[str, ProgramPlan]
     ) -> ConfigReloaded:
-        """One at a time: two at once would add a program that leaves and comes back twice."""
+        """Apply the plans under the lock: two calls at once could add the same program twice."""
         self._check_running()
         changes = await apply_plans(registry, plans, check_running=self._check_running)
         self.plans = plans
@@ -92,14 +97,14 @@ class PlanFollower:
 
 
 async def _read(source: Callable[[], T]) -> T:
-    """In a thread of its own: it may take its time, and programs end meanwhile."""
+    """Call the source in a thread, because it may block while programs end."""
     question = BlockingCall(source, name="longwatch-plan-reader", timeout=PLAN_READ_TIMEOUT)
     try:
         return await question.run()
     except TimeoutError:
         raise TryAgainError(
-            f"the settings could not be read within {PLAN_READ_TIMEOUT:g} s; everything "
-            f"goes on as it was"
+            f"the settings could not be read within {PLAN_READ_TIMEOUT:g} s; the programs keep "
+            f"the former ones"
         ) from None
     finally:
         question.close()

@@ -1,12 +1,13 @@
-"""Probing one run of a program: startup until it passes once, then liveness and readiness for life.
+"""Probes one run of a program: startup until it passes once, then liveness and readiness to the
+end.
 
                     ┌ grace, or startup probe ┐
     start ─ hold ─► │ passes within its time  │ ─► liveness ──── passes ──► readiness
                     └─── or the run ends ─────┘        │ threshold of failures: the run ends
 
-One probe of a kind at a time, answered within its timeout, counted per start. While the target is
-paused, or its runtime cannot be asked, a probe is skipped: it neither passes nor fails. A probe
-that can never be made, because its script is not there, ends the watch as refused.
+Of each kind, one probe runs at a time, and each has a timeout. Results are counted per start. While
+the target is paused, or its runtime does not answer, a probe is skipped: it neither passes nor
+fails. If a probe can never run, because its script is missing, the watch ends as refused.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from longwatch.supervisor.target import LiveTarget
 
 
 class ProbeSkippedError(Exception):
-    """The probe could not be made now; that says nothing about the target."""
+    """The probe could not run now, which shows nothing about the target."""
 
 
 class ProbeCheck:
-    """Makes one probe at a time of one life of a target, each within its timeout."""
+    """Runs one probe at a time of one run of a target, each within its timeout."""
 
     def __init__(
         self,
@@ -58,10 +59,10 @@ class ProbeCheck:
         )
 
     async def check(self) -> str | None:
-        """None if it is healthy, else why not. Raises ProbeRefusedError and ProbeSkippedError.
+        """Probe once; return None if it is healthy, else why not.
 
-        It takes no longer than the timeout, and for a command the moment until its killed tree is
-        gone.
+        Takes no longer than the timeout; a command takes a moment more until its killed tree is
+        gone. Raises ProbeRefusedError and ProbeSkippedError.
         """
         if self._target.is_paused:
             raise ProbeSkippedError
@@ -76,7 +77,7 @@ class ProbeCheck:
             if probing.cancelled()
             else probing.result()
         )
-        if reason is not None and self._target.is_paused:  # as the probe was under way
+        if reason is not None and self._target.is_paused:  # it was paused during the probe
             raise ProbeSkippedError
         return reason
 
@@ -87,7 +88,7 @@ class ProbeCheck:
             raise ProbeSkippedError from None
         except ProbeRefusedError:
             raise
-        except Exception as error:  # noqa: BLE001 - a probe that raises is a failed probe, and is counted as one
+        except Exception as error:  # noqa: BLE001 - a probe that raises counts as failed
             return printable(
                 f"the check itself failed: {describe_error(error)}", max_chars=MAX_LINE_CHARS
             )
@@ -95,20 +96,20 @@ class ProbeCheck:
 
 @dataclass(slots=True)
 class ProbeStatus:
-    """Where one probe of a run stands."""
+    """The state of one probe of a run."""
 
     kind: ProbeKind
     state: ProbeState = ProbeState.PENDING
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     successes: int = 0
-    """In a row."""
+    """Successes in a row."""
     reason: str = ""
-    """Why the last one failed; empty if it passed."""
+    """Why the last probe failed; empty if it passed."""
 
     @classmethod
     def all_pending(cls, probes: ProbeSet) -> dict[ProbeKind, ProbeStatus]:
-        """One for each probe of the set, by kind, none of which has begun."""
+        """Return a pending status for each probe of the set, by kind."""
         return {
             kind: cls(kind)
             for kind in (ProbeKind.STARTUP, ProbeKind.LIVENESS, ProbeKind.READINESS)
@@ -116,7 +117,7 @@ class ProbeStatus:
         }
 
     def record(self, reason: str | None, *, to_fail: int, to_pass: int) -> None:
-        """Count one answer. The state changes only when a threshold is reached."""
+        """Count one result. The state changes only when a threshold is reached."""
         self.failures, self.successes = (
             (0, self.successes + 1) if reason is None else (self.failures + 1, 0)
         )
@@ -133,20 +134,20 @@ class ProbeStatus:
 
 
 OnProbeResult = Callable[[ProbeStatus, str | None], None]
-"""Gets the probe after each answer was counted, and the answer: None for passed, else why not."""
+"""Gets the status of a probe after each result, and the result: None for passed, else why not."""
 
 
 class ProbeVerdict(NamedTuple):
-    """Why a run has to end; `refused`: no later run would do better."""
+    """Why a run has to end. `refused` if no later run could pass either."""
 
     reason: str
     refused: bool = False
 
 
 class ProbeWatch:
-    """Probes one run, from its start to its end. Used on the loop; make a new one for each start.
+    """Probes one run, from its start to its end. Used on the event loop; create one for each start.
 
-    `hold` is how long nothing is probed at first: the crash-loop backoff.
+    Probing starts after `hold` seconds: the crash-loop backoff.
     """
 
     def __init__(
@@ -168,22 +169,22 @@ class ProbeWatch:
         self._started_at = clock.monotonic()
         self._startup_until = -inf
         self._alive = asyncio.Event()
-        """Set once liveness has passed, or if there is no such probe."""
+        """Set once liveness has passed, or if there is no liveness probe."""
 
     def beat(self) -> None:
-        """It has said `WATCHDOG=1`."""
+        """Record a `WATCHDOG=1` of the program."""
         self._heartbeat.beat()
 
     def extend_startup(self, seconds: float) -> None:
-        """Its start may take at least so long from now; nothing once it is over."""
+        """Let its start take at least this long from now. Has no effect once the start is over."""
         self._startup_until = max(self._startup_until, self._clock.monotonic() + seconds)
 
     def end_extension(self) -> None:
-        """It has started: more time that it asked for is not needed any more."""
+        """End the extension of its startup time: it has started."""
         self._startup_until = -inf
 
     async def run(self) -> ProbeVerdict:
-        """Probe for as long as it may stay, and return why it has to go."""
+        """Probe until the run has to end, and return why."""
         if self._hold:
             await self._clock.sleep(self._hold)
             self._started_at = self._clock.monotonic()
@@ -196,14 +197,14 @@ class ProbeWatch:
         except ProbeRefusedError as error:
             return ProbeVerdict(str(error), refused=True)
 
-    # --- until it has started ---
+    # --- during the start ---
 
     async def _wait_start_grace(self) -> None:
         while (left := self._time_left(_start_grace(self._probes))) > 0:
             await self._clock.sleep(left)
 
     async def _await_startup(self, policy: StartupPolicy) -> str:
-        """Empty once it has passed, else why the run has to go."""
+        """Wait until it has passed; return an empty text, or why the run has to end."""
         check = self._check_of(policy)
         status = self.statuses[ProbeKind.STARTUP]
 
@@ -231,17 +232,17 @@ class ProbeWatch:
         )
 
     def _note_startup_as_liveness(self, policy: StartupPolicy) -> None:
-        """A startup probe that asks what the liveness probe asks has just asked for it, too."""
+        """Count a passed startup probe for liveness too, if both probes are the same."""
         liveness = self._probes.liveness
         if liveness is not None and liveness.probe == policy.probe:
             self.statuses[ProbeKind.LIVENESS].state = ProbeState.SUCCESS
             self._alive.set()
 
     def _time_left(self, seconds: float) -> float:
-        """Seconds that its start has left, of so many and what it asked for."""
+        """Return the seconds left for its start, extensions included."""
         return max(self._started_at + seconds, self._startup_until) - self._clock.monotonic()
 
-    # --- for life ---
+    # --- after the start ---
 
     async def _watch_for_life(self) -> ProbeVerdict:
         watches: list[asyncio.Task[ProbeVerdict]] = [
@@ -266,14 +267,14 @@ class ProbeWatch:
             yield self._watch_readiness(self._probes.readiness)
 
     async def _watch_liveness(self, policy: ProbePolicy) -> ProbeVerdict:
-        """Return why it has to go, once it has failed often enough in a row."""
+        """Probe until it has failed often enough in a row; return why the run has to end."""
         status = self.statuses[ProbeKind.LIVENESS]
         await self._probe_until(policy, status, lambda: status.failures >= policy.failures)
         several = "s in a row" if status.failures > 1 else ""
         return ProbeVerdict(f"{status.failures} failed health check{several}: {status.reason}")
 
     async def _watch_readiness(self, policy: ProbePolicy) -> ProbeVerdict:
-        """Probe from the moment that liveness has passed; never a reason to end the run."""
+        """Probe once liveness has passed. A failure never ends the run."""
         await self._alive.wait()
         await self._probe_until(policy, self.statuses[ProbeKind.READINESS], lambda: False)
         raise AssertionError("a readiness probe never ends")
@@ -281,7 +282,7 @@ class ProbeWatch:
     async def _probe_until(
         self, policy: ProbePolicy, status: ProbeStatus, is_over: Callable[[], bool]
     ) -> None:
-        """Probe at its interval, and once it has passed at the settled one."""
+        """Probe at its interval, and at the settled interval once it has passed."""
         check = self._check_of(policy)
 
         async def one() -> bool:
@@ -306,8 +307,8 @@ class ProbeWatch:
     async def _ask(
         self, check: ProbeCheck, status: ProbeStatus, *, to_fail: int, to_pass: int
     ) -> None:
-        """Make one probe, count the answer and pass it on. A startup probe never counts failures:
-        only its time is limited.
+        """Run one probe, count the result and pass it on. A startup probe counts no failures: only
+        its time is limited.
         """
         if status.state is ProbeState.PENDING:
             status.state = ProbeState.RUNNING
@@ -325,8 +326,8 @@ class ProbeWatch:
 
 
 async def run_probes(cadence: Cadence, one: Callable[[], Any], name: str, clock: Clock) -> None:
-    """Call `one` at this cadence while it returns True. What it raises ends the rounds: the probe
-    was refused, or the rounds were cancelled.
+    """Call `one` at this cadence while it returns True. Raises the ProbeRefusedError that it
+    raised.
     """
     refusal: list[ProbeRefusedError] = []
 
@@ -343,8 +344,8 @@ async def run_probes(cadence: Cadence, one: Callable[[], Any], name: str, clock:
 
 
 def _start_grace(probes: ProbeSet) -> float:
-    """How long a start may take by itself. A program that beats as often as it was asked to has
-    not beaten before an interval is over.
+    """Return how long a start may take. A program with a heartbeat probe gets at least one
+    interval, because it has not beaten before.
     """
     first = probes.liveness or probes.readiness
     if first is None:

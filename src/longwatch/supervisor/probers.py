@@ -1,8 +1,8 @@
-"""One probe, asked once: by an HTTP request, a connection, a command, or the last heartbeat.
+"""Runs a single probe: an HTTP request, a connection, a command, or a look at the last heartbeat.
 
-The HTTP request is written by hand on the loop's own streams: no thread per probe and no HTTP
-library. The caller sets the time limit by cancelling: headers that stall or a body that drips are
-then like no answer at all. A command runs where the target runs, and its exit code is the answer.
+The HTTP request is written by hand on asyncio streams: no thread per probe and no HTTP library. The
+caller sets the time limit by cancelling, so stalled headers or a slow body count as no answer. A
+command runs where the target runs, and its exit code is the result.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _EXIT_OK = EndCause.exit(0)
 
 
 class ProbeRefusedError(Exception):
-    """The probe cannot be made, and no later try would do better: its script is not there."""
+    """The probe can never run, because its script is missing."""
 
 
 class Prober(Protocol):
-    """One way to probe."""
+    """One kind of probe."""
 
     async def probe(self) -> str | None:
-        """None if it is healthy, else why not. It may take for ever: cancelling it ends it, with
-        all it has begun. Raises ProbeRefusedError.
+        """Probe once; return None if it is healthy, else why not. Has no time limit: cancelling it
+        ends it and the processes it started. Raises ProbeRefusedError.
         """
 
     def timeout_reason(self, seconds: float) -> str:
-        """What to say when there was no answer in so many seconds."""
+        """Return the reason for a probe without an answer after this many seconds."""
 
 
 def make_prober(
     probe: Probe, target: LiveTarget, *, heartbeat: HeartbeatProber, timeout: float
 ) -> Prober:
-    """The prober of this kind for one life of a target."""
+    """Return the prober of this kind for one run of a target."""
     match probe:
         case HttpProbe():
             return HttpProber(probe, target)
@@ -68,14 +68,14 @@ def make_prober(
 
 
 class HttpProber:
-    """Asks `GET http://HOST:PORT/PATH`."""
+    """Sends `GET http://HOST:PORT/PATH`."""
 
     def __init__(self, probe: HttpProbe, target: LiveTarget) -> None:
         self._probe = probe
         self._target = target
 
     async def probe(self) -> str | None:
-        """None if it is healthy, else why not; as long as it takes."""
+        """Return None if it is healthy, else why not. Has no time limit."""
         try:
             return (await self._exchange()).failure()
         except SpawnError as error:
@@ -102,14 +102,14 @@ class HttpProber:
 
 
 class TcpProber:
-    """Connects to HOST:PORT and hangs up."""
+    """Connects to HOST:PORT and closes the connection."""
 
     def __init__(self, probe: TcpProbe, target: LiveTarget) -> None:
         self._probe = probe
         self._target = target
 
     async def probe(self) -> str | None:
-        """None if the connection is accepted, else why not; as long as it takes."""
+        """Return None if the connection is accepted, else why not. Has no time limit."""
         try:
             address = await self._target.probe_address(self._probe.port)
         except SpawnError as error:
@@ -121,10 +121,10 @@ class TcpProber:
                 await asyncio.get_running_loop().sock_connect(ours, address)
             except OSError as error:
                 return _connection_failure(error)
-            # Without a listener the kernel may choose that very port for our end, and connect us
-            # to ourselves.
+            # Without a listener the kernel may choose that same port for our end, and connect the
+            # socket to itself.
             is_self = ours.getsockname()[:2] == address
-            return "no connection: nothing listens" if is_self else None
+            return "no connection: no process listens" if is_self else None
 
     def timeout_reason(self, seconds: float) -> str:
         return f"no connection in {format_duration(seconds)}"
@@ -142,7 +142,7 @@ def _connection_failure(error: OSError) -> str:
 
 
 class LastLine:
-    """A sink that keeps the last line that is not blank, however much is said."""
+    """A sink that keeps only the last line that is not blank."""
 
     congested = False
     _MAX_BYTES = 4096
@@ -159,16 +159,18 @@ class LastLine:
         callback()
 
     def give_up(self) -> None:
-        """Nothing ever holds it up."""
+        """Do nothing: this sink is never congested."""
 
     def __str__(self) -> str:
-        """As it may be shown: masked before it is cut, so that no half of a secret is left."""
+        """Return the line for display: masked before it is cut, so that no part of a secret is
+        left.
+        """
         return printable(mask_text(self._line.decode(errors="replace")), max_chars=MAX_LINE_CHARS)
 
 
 class ExecProber:
-    """Runs a command where the target runs. Cancelling kills its whole tree and waits until that
-    is gone.
+    """Runs a command where the target runs. Cancelling kills its whole tree and waits until it is
+    gone.
     """
 
     def __init__(
@@ -181,7 +183,9 @@ class ExecProber:
         self._last_line = LastLine()
 
     async def probe(self) -> str | None:
-        """None if it exits with 0, else how it ended and its last line; as long as it takes."""
+        """Return None if it exits with 0, else how it ended and its last line. Has no time
+        limit.
+        """
         self._last_line = LastLine()
         try:
             cause = await self._target.exec(
@@ -203,8 +207,8 @@ class ExecProber:
 
 
 class ScriptProber(ExecProber):
-    """Runs `sh ./SCRIPT` in the directory of probe scripts. Until it has passed once, it looks
-    each time whether the script is there.
+    """Runs `sh ./SCRIPT` in the directory of probe scripts. Until it has passed once, each probe
+    checks first that the script exists.
     """
 
     def __init__(self, probe: ScriptProbe, target: LiveTarget, *, timeout: float) -> None:
@@ -213,7 +217,7 @@ class ScriptProber(ExecProber):
         self._found = False
 
     async def probe(self) -> str | None:
-        """As ExecProber's. Raises ProbeRefusedError if the script is not there."""
+        """Like ExecProber. Raises ProbeRefusedError if the script is missing."""
         if not self._found and (fault := await self._target.script_fault(self._script)):
             raise ProbeRefusedError(fault)
         reason = await super().probe()
@@ -222,7 +226,7 @@ class ScriptProber(ExecProber):
 
 
 class HeartbeatProber:
-    """Has it beaten since it was last looked at?"""
+    """Passes if there was a heartbeat since the last probe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -244,4 +248,4 @@ class HeartbeatProber:
         )
 
     def timeout_reason(self, seconds: float) -> str:
-        return f"not looked at in {format_duration(seconds)}"
+        return f"not checked within {format_duration(seconds)}"

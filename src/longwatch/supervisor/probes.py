@@ -1,7 +1,8 @@
-"""How a program is probed, and how often: plain values.
+"""Plain values that define how a program is probed, and how often.
 
-Three probes, each optional: `startup` until it passes once, then `liveness` for life, and
-`readiness` for life after liveness has passed. Liveness ends a run, readiness never does.
+There are three probes, each optional: `startup` until it passes once, then `liveness` to the end,
+and `readiness` to the end after liveness has passed. Failed liveness ends a run, failed readiness
+does not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from longwatch.core.backoff import BackoffPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpProbe:
-    """`GET http://127.0.0.1:PORT/PATH`: healthy is 200 and JSON with `"status": "healthy"`."""
+    """Passes if `GET http://127.0.0.1:PORT/PATH` returns 200 and JSON with `"status":
+    "healthy"`.
+    """
 
     port: int
     path: str = "/health"
@@ -22,22 +25,22 @@ class HttpProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpProbe:
-    """Healthy is a connection that is accepted on 127.0.0.1."""
+    """Passes if a connection to 127.0.0.1 is accepted."""
 
     port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecProbe:
-    """Healthy is a command that exits with 0, in the program's directory and environment."""
+    """Passes if a command exits with 0, in the program's directory and environment."""
 
     command: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptProbe:
-    """Healthy is `sh ./SCRIPT` that exits with 0: in a container in `/code`, for a program in its
-    directory. A script that is not there trips the breaker: no later try would find it.
+    """Passes if `sh ./SCRIPT` exits with 0: in a container in `/code`, for a program in its
+    directory. A missing script trips the breaker, because no later try would find it.
     """
 
     script: str
@@ -45,7 +48,7 @@ class ScriptProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatProbe:
-    """Healthy is one `WATCHDOG=1` on the notify socket since it was last looked at."""
+    """Passes if `WATCHDOG=1` came on the notify socket since the last check."""
 
 
 Probe = HttpProbe | TcpProbe | ExecProbe | ScriptProbe | HeartbeatProbe
@@ -58,9 +61,9 @@ class ProbeKind(StrEnum):
 
 
 class ProbeState(StrEnum):
-    """Where a probe of one run stands."""
+    """The state of one probe of a run."""
 
-    PENDING = auto()  # has not begun: it waits for its grace, another probe, or a crash-loop hold
+    PENDING = auto()  # waits for its grace, another probe, or the end of a crash-loop hold
     RUNNING = auto()  # probing, and no threshold reached yet
     SUCCESS = auto()
     FAILED = auto()
@@ -68,12 +71,12 @@ class ProbeState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePolicy:
-    """How one thing is probed.
+    """How liveness or readiness is probed.
 
-    The first probe comes `start_grace` seconds after the start, then one every `interval`, or
-    every `settled_interval` once it has passed; each has `timeout` seconds for the whole answer.
-    `failures` in a row are a failure, `successes` in a row a success. What a failure means depends
-    on the kind: a liveness probe ends the run, a readiness probe marks it not ready.
+    The first probe comes `start_grace` seconds after the start, then one every `interval`, or every
+    `settled_interval` once it has passed. Each has `timeout` seconds for the whole answer. It fails
+    after `failures` in a row and passes after `successes` in a row. A failed liveness probe ends
+    the run, a failed readiness probe marks it not ready.
     """
 
     probe: Probe
@@ -83,13 +86,13 @@ class ProbePolicy:
     successes: int = 1
     start_grace: float = 10.0
     settled_interval: float | None = None
-    """None: `interval`."""
+    """None for `interval`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupPolicy:
-    """Probed every `interval` from the start until it passes once; a run for which that takes
-    longer than `within` seconds ends. Replaces the grace of the other probes.
+    """How the startup is probed: every `interval` until it passes once. The run ends if that takes
+    longer than `within` seconds. Replaces the grace of the other probes.
     """
 
     probe: Probe
@@ -99,15 +102,16 @@ class StartupPolicy:
 
 
 CRASH_LOOP_BACKOFF = BackoffPolicy(initial=10.0, factor=2.0, cap=300.0, stable_after=600.0)
-"""How long probing is held after a restart for failed liveness, for containers."""
+"""The delay of probing after a restart for failed liveness, for containers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSet:
     """The probes of a program.
 
-    With `crash_loop`, a run that ends for its liveness is started again at once, and probing is
-    held for this backoff instead; it counts from the start once a run was stable for long enough.
+    With `crash_loop`, a run that ends for its liveness is restarted at once, and instead its
+    probing is delayed by this backoff. The backoff starts over once a run was stable for long
+    enough.
     """
 
     liveness: ProbePolicy | None = None
@@ -117,20 +121,20 @@ class ProbeSet:
 
     @property
     def beat_interval(self) -> float | None:
-        """How often it is asked to beat; None: not at all."""
+        """The interval at which it must beat; None if it need not."""
         beats = self.liveness is not None and isinstance(self.liveness.probe, HeartbeatProbe)
         return self.liveness.interval if self.liveness is not None and beats else None
 
     def hold_after(self, restarts: int, *, age: float) -> float:
-        """How long probing is still held in a run of this age, after so many restarts for failed
-        liveness.
+        """Return how long probing is still delayed in a run of this age, after this many restarts
+        for failed liveness.
         """
         if self.crash_loop is None or not restarts:
             return 0.0
         return max(self.crash_loop.delay(restarts) - age, 0.0)
 
     def __bool__(self) -> bool:
-        """Whether anything is probed."""
+        """Whether there is any probe."""
         return (self.liveness or self.readiness or self.startup) is not None
 
 

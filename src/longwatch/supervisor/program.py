@@ -1,12 +1,12 @@
-"""One program, kept up: from being wanted to an end that is final.
+"""Keeps one program up: from the request to start it to its final end.
 
-wanted → what it depends on is there → run → judge the end ─┬─ done: ended or stopped
-                                        ▲                   ├─ back off ──────────┐
-                                        │                   └─ too often: broken ─┤ cool down
-                                        └─────────────────────────────────────────┘
+requested → its dependencies are there → run → judge the end ─┬─ done: ended or stopped
+                                          ▲                   ├─ back off ──────────┐
+                                          │                   └─ too often: broken ─┤ cool down
+                                          └─────────────────────────────────────────┘
 
-What runs is a `Target`: a process or a container. A run that can never be right as its settings
-stand (no such probe script, a name that belongs to another container) breaks it without a trial.
+A run is a process or a container: a `Target`. If the settings must be corrected first (no such
+probe script, a name that belongs to another container), the breaker opens without a trial.
 """
 
 from __future__ import annotations
@@ -38,34 +38,33 @@ from longwatch.supervisor.target_factory import INHERITED_STREAMS, Streams, Targ
 
 EXIT_NEEDS_OPERATOR = 100
 EXIT_CLEAN_STOP = 0
-"""Of a program that was stopped between two runs: nothing of it was left to stop."""
+"""Exit code of a program that was stopped between two runs: there was no process to stop."""
 _MAX_EARLY_NOTICES = 16
 _SUCCESS_VERDICTS = frozenset(
     {EndVerdict.CLEAN_EXIT, EndVerdict.INTENTIONAL_SIGNAL, *STOP_VERDICTS}
 )
 
 DependencyWait = Callable[[], Awaitable[None]]
-"""Returns when what a program depends on is there."""
+"""Returns when the dependencies of a program are there."""
 
 
 async def _no_dependencies() -> None:
-    """Nothing to wait for."""
+    """Return at once: there are no dependencies."""
 
 
 class Program:
-    """Keeps one program up: starts it, judges its ends, waits, gives up when the breaker trips.
+    """Keeps one program up: starts it, judges its ends, waits, and gives up when the breaker trips.
 
-    `keep_up` runs on the loop and may be called again after it returned. `stop`, `kill` and `reset`
-    may be called on the loop at any time; `signal` passes a signal on. Starts and ends are emitted
-    as events and passed to the `listener`. `on_changed` is called after every transition.
+    `keep_up` runs on the event loop and may be called again after it returned. `stop`, `kill`,
+    `reset` and `signal` may be called on the loop at any time. Starts and ends are emitted as
+    events and passed to the `listener`. `on_changed` is called after every transition.
 
-    A run is *stable* once it was up for `backoff.stable_after` seconds and, if it is
-    health-checked, was found healthy after that: backoff, breaker and hang counter start anew. With
-    `strict`, the very first start must work: SpawnError if it does not. `end_judges` knows more
-    about the ends of worker processes.
+    A run is *stable* once it was up for `backoff.stable_after` seconds and then passed a health
+    check, if it has one. Then backoff, breaker and hang counter start over. With `strict`, a failed
+    first start raises SpawnError. `end_judges` has facts about the ends of worker processes.
     """
 
-    def __init__(  # noqa: PLR0913 - a program and its surroundings, most of them optional
+    def __init__(  # noqa: PLR0913 - a program and its dependencies, most of them optional
         self,
         plan: ProgramPlan,
         *,
@@ -84,15 +83,15 @@ class Program:
         self.run: ProgramRun | None = None
         self.record = record or ProgramRecord()
         self.next_start: float | None = None
-        """Wall time of the next start while it waits for it."""
+        """Wall time of the next start, while it waits for that."""
         self.completed = False
-        """Whether its last life came to a good end by itself."""
+        """Whether its last activation ended by itself with success."""
         self.failed = False
-        """Whether its last life came to a bad end that nothing is done about."""
+        """Whether its last activation ended with a failure and is not restarted."""
         self.streams = streams
         self.notify_socket = notify_socket
         self.last_error = ""
-        """Why its last start failed or its last run ended, for a person; empty after a good end."""
+        """Why its last start or run failed, for people; empty after a good end."""
         self._targets = targets
         self._clock = clock
         self._emit = events.emit
@@ -106,17 +105,17 @@ class Program:
         self._stop_policy: StopPolicy | None = None
         self._shutting_down = False
         self._leaves = False
-        """Whether what runs is left running by the stop that is under way."""
+        """Whether the current stop leaves the container running."""
         self._is_exempt = False
-        """Whether the last end feeds neither breaker nor backoff."""
+        """Whether the last end counts for neither breaker nor backoff."""
         self._refusal = ""
-        """Why the last run can never be right as its settings stand; empty if it can."""
+        """Why no run can work with its settings; empty if one can."""
         self.plan = plan
         self.apply_plan(plan)
 
     def apply_plan(self, plan: ProgramPlan) -> None:
-        """Go by this plan from now on: what can change as it runs does, the rest with the next
-        start. One that was broken by a fault of its settings starts when the fault is corrected.
+        """Switch to this plan, as far as a running program can; the rest applies to the next start.
+        A program that is broken by a fault of its settings starts once that is corrected.
         """
         saved = self.record.breaker
         is_corrected = plan is not self.plan and bool(self.plan.fault) and not plan.fault
@@ -126,7 +125,7 @@ class Program:
             Breaker(plan.breaker) if saved is None else Breaker.from_dict(plan.breaker, saved)
         )
         if self.run is not None:
-            self.breaker.allow_start(self._clock.wall())  # a trial that is under way stays one
+            self.breaker.allow_start(self._clock.wall())  # a trial that runs stays a trial
             if plan.fault:
                 self.run.refuse(plan.fault)
             elif plan.kind is ProgramKind.CONTAINER:
@@ -135,7 +134,7 @@ class Program:
             self.reset()
 
     async def keep_up(self, wait_for_dependencies: DependencyWait = _no_dependencies) -> int:
-        """From being wanted to an end that is final; returns the exit code to pass on."""
+        """Run it until its final end, restarts included; return the exit code to pass on."""
         try:
             return await self._keep_up(wait_for_dependencies)
         finally:
@@ -166,14 +165,14 @@ class Program:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether its present life was told to end."""
+        """Whether a stop was requested and is not complete yet."""
         return self._stop_policy is not None
 
     def target_facts(self) -> dict[str, Any]:
-        """What only this kind of target knows, for `status`."""
+        """Return the facts that only this kind of target has, for `status`."""
         return self._targets.facts(self.plan) if self.run is None else self.run.target.facts()
 
-    # --- told from outside ---
+    # --- requests from outside ---
 
     def stop(
         self,
@@ -182,9 +181,8 @@ class Program:
         shutting_down: bool = True,
         leave: bool = False,
     ) -> None:
-        """End its life: signal, grace, kill. A second call sends no second signal: it hastens the
-        first if its grace ends earlier, or if it kills. With `leave`, a container that is not to
-        stop with us runs on, and only our watching ends.
+        """Stop it: signal, grace, kill. A second call sends no second signal, but may end the grace
+        earlier. With `leave`, a container without `stop_on_exit` is left running, unwatched.
         """
         self._stop_policy = policy or self.plan.stop
         self._shutting_down = shutting_down
@@ -194,7 +192,7 @@ class Program:
         self._interrupt()
 
     def _end_run(self, run: ProgramRun, policy: StopPolicy) -> None:
-        """Stop the run, or leave it running where that was asked for."""
+        """Stop the run, or leave it running if that was requested."""
         if not (self._leaves and run.detach()):
             run.stop(policy)
 
@@ -207,7 +205,7 @@ class Program:
             self.run.target.signal(signum)
 
     def reset(self) -> None:
-        """Forget what went wrong; one that is broken, or waits, starts now."""
+        """Forget its failures. If it is broken or waits for a restart, it starts now."""
         self.breaker.reset()
         self.backoff.succeeded()
         self.record.hangs = self.record.crash_loops = 0
@@ -216,13 +214,13 @@ class Program:
             self._interrupt()
 
     def clear_liveness_state(self) -> None:
-        """Forget failed liveness and crash loops; the probes of its run begin anew."""
+        """Forget failed liveness and crash loops, and start the probes of its run over."""
         self.record.hangs = self.record.crash_loops = 0
         if self.run is not None:
             self.run.restart_probes()
 
     def handle_notice(self, notice: Notice) -> None:
-        """What it says on its notify socket, perhaps before the guardian said that it runs."""
+        """Handle a notice, which may come before the guardian reports the start."""
         if self.run is not None:
             self.run.handle_notice(notice)
         elif self.state is ProgramState.STARTING:
@@ -231,7 +229,7 @@ class Program:
     # --- before a run ---
 
     async def _wait_to_start(self, wait_for_dependencies: DependencyWait) -> bool:
-        """Wait for its dependencies and for a breaker that is open; False if a stop came."""
+        """Wait for its dependencies and for an open breaker; False if a stop came."""
         waiting = asyncio.ensure_future(wait_for_dependencies())
         try:
             while not waiting.done() and self._stop_policy is None:
@@ -252,7 +250,7 @@ class Program:
     # --- one run ---
 
     async def _run_once(self) -> ProcessEnd:
-        """Adopt or start it, watch it, wait for its end."""
+        """Adopt or start it, watch it, and wait for its end."""
         self._was_stable = self._was_unhealthy = False
         self._refusal = ""
         self._early_notices = []
@@ -281,8 +279,8 @@ class Program:
             self.run = None
 
     async def _bring_up(self) -> LiveTarget | None:
-        """What runs: adopted, or started now. None if a stop came before it ran: a process is
-        spawned in a moment, a container may wait for its image or its runtime for hours.
+        """Adopt or start it; None if a stop came first. A stop cancels the start of a container,
+        which may wait for its runtime for hours, but not that of a process.
         """
         if self.plan.fault:
             raise TargetRefusedError(self.plan.fault)
@@ -326,13 +324,13 @@ class Program:
         )
 
     def _make_target(self) -> Target:
-        """What to start, with its streams and the address where it may report to us."""
+        """Create the target, with its streams and the address of its notify socket."""
         socket = self.notify_socket
         env = {} if socket is None else socket.environment(self.plan.probes.beat_interval)
         return self._targets.make(self.plan, self.streams, env)
 
     def _on_run_changed(self) -> None:
-        """The run has become stable, ready or unhealthy, or is being stopped."""
+        """Handle a run that became stable, ready or unhealthy, or is being stopped."""
         assert self.run is not None
         if self.run.stable and (
             self.record.failures
@@ -399,7 +397,7 @@ class Program:
         self.last_error = reason
 
     async def stop_unwatched(self) -> None:
-        """Stop a container that runs without a run here, unless it is to be left running."""
+        """Stop a container that runs unwatched, unless it is to be left running."""
         if not self._leaves:
             await self._make_target().stop_unwatched(self._stop_policy or self.plan.stop)
 
@@ -431,14 +429,14 @@ class Program:
         self._transition(ProgramTransition.FAILED if decision.restart else final_transition)
 
     def _on_breaker_tripped(self) -> bool:
-        """The breaker has tripped; True if that is the end."""
+        """Handle a tripped breaker; True if the program is given up."""
         self._transition(ProgramTransition.BREAKER_TRIPPED)
         self._reports.breaker_tripped(self.plan, self.breaker)
         self._update_record()
         return self.plan.critical
 
     async def _back_off(self, ending: ProcessEnd) -> bool:
-        """Wait before the next start, after an exempt end not at all; False if a stop came."""
+        """Wait before the next start, unless the end is exempt; False if a stop came."""
         lasted = ending.lasted if self._was_stable else 0.0
         delay = 0.0 if self._is_exempt else self.backoff.failed(lasted=lasted)
         if self._was_unhealthy and self.plan.probes.crash_loop is not None:
@@ -448,7 +446,7 @@ class Program:
         return await self._schedule_start(delay)
 
     async def _cool_down(self) -> bool:
-        """Stay broken until one trial may be made, or a reset; False if a stop came meanwhile."""
+        """Stay broken until the cool-down is over or a reset comes; False if a stop came."""
         while not self.breaker.allow_start(self._clock.wall()):
             if not await self._pause(self.breaker.cooldown_remaining(self._clock.wall())):
                 return False
@@ -464,7 +462,9 @@ class Program:
         return is_due
 
     async def _pause(self, seconds: float | None) -> bool:
-        """Wait so long, or until called; False if it was told to stop, and then it is stopped."""
+        """Wait this long, or until interrupted; False if a stop was requested, and then it is
+        stopped.
+        """
         self.next_start = None if seconds is None else self._clock.wall() + seconds
         self._on_changed()
         if self._stop_policy is None:
@@ -481,7 +481,7 @@ class Program:
         return True
 
     def _await_interruption(self) -> asyncio.Future[None]:
-        """What `_interrupt` resolves; another one each time it did."""
+        """Return the future that `_interrupt` resolves; a new one after each interruption."""
         if self._interruption is None or self._interruption.done():
             self._interruption = asyncio.get_running_loop().create_future()
         return self._interruption

@@ -1,18 +1,17 @@
 """Direct calls for code that must act when a program starts, stops or ends.
 
-A supervisor calls its listeners itself, on its loop, in the order in which they were added, after
-it has emitted the event of the same fact. Events are for logs and metrics: an observer that fails
-is counted and ignored. A listener is part of the control flow, so its failure is not ignored:
+A supervisor calls its listeners on its loop, in the order in which they were added, after it
+emitted the event of the same fact. Events are for logs and metrics: an observer that fails is
+counted and ignored. A listener is part of the control flow, so its failure is not ignored:
 
-    one listener raises   the other listeners are still called, so one fault does not hide a fact
-                          from the rest
+    one listener raises   the other listeners are still called, so that each gets every fact
     then                  the supervisor emits `ProgramListenerFailed`, stops every program with its
                           own grace, and `Supervisor.wait` raises the first error
 
 Invariants: `program_started` comes before `program_stopping` and `program_ended` of the same pid.
-Each start has one end, unless the guardian ends first: if it is lost, there is one `guardian_lost`
-and no end. A spawn that failed has an end without a pid and no start. `breaker_tripped` comes after
-the `program_ended` that tripped it.
+Each start has one end, unless the guardian ends first: then there is one `guardian_lost` and no
+end. A failed spawn has an end without a pid and no start. `breaker_tripped` comes after the
+`program_ended` that tripped it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from longwatch.supervisor.restart_policy import EndVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStart:
-    """A process of a program runs."""
+    """The start of a process of a program."""
 
     program: str
     kind: ProgramKind
@@ -38,7 +37,7 @@ class ProgramStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStop:
-    """The supervisor is about to signal a process. Comes again when a stop is escalated."""
+    """The supervisor is about to signal a process. Sent again when a stop is escalated."""
 
     program: str
     kind: ProgramKind
@@ -47,12 +46,12 @@ class ProgramStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """The process tree of a program is gone, or it could not be spawned."""
+    """The end of a program's process tree, or a spawn that failed."""
 
     program: str
     kind: ProgramKind
     pid: int | None
-    """None: it could not be spawned."""
+    """None if it could not be spawned."""
     verdict: EndVerdict
     cause: EndCause
     restart: bool
@@ -72,32 +71,32 @@ class BreakerTrip:
 
 
 class ProgramListener:
-    """Acts on starts and ends of programs. Override the methods that are needed.
+    """Acts on starts and ends of programs. Override the methods you need.
 
-    Every method is called on the supervisor's loop: it must not block, and it may be called while
-    the supervisor shuts down. An error ends the supervisor (see the module).
+    Every method is called on the supervisor's loop, also while it shuts down. It must not block. An
+    error ends the supervisor (see the module).
     """
 
     def program_started(self, start: ProgramStart) -> None:
-        """A process was spawned."""
+        """Called after a process was spawned."""
 
     def program_stopping(self, stop: ProgramStop) -> None:
-        """A process is about to be signalled."""
+        """Called before a process is signalled."""
 
     def program_ended(self, end: ProgramEnd) -> None:
-        """A process tree is gone."""
+        """Called when a process tree is gone."""
 
     def breaker_tripped(self, trip: BreakerTrip) -> None:
-        """The breaker of a program has opened."""
+        """Called when the breaker of a program opened."""
 
     def guardian_lost(self) -> None:
-        """The guardian died and every process was killed with it."""
+        """Called when the guardian died, which killed all processes."""
 
 
 class ProgramListeners(ProgramListener):
-    """Calls several listeners in order; passes what one raises to `on_error` and goes on.
+    """Calls several listeners in order. Passes an error of one to `on_error` and goes on.
 
-    `add` is thread-safe: a listener that is added while programs run gets what happens after that.
+    `add` is thread-safe. A listener that is added while programs run gets only later calls.
     """
 
     def __init__(self, on_error: Callable[[ProgramListener, BaseException], None]) -> None:
@@ -126,5 +125,5 @@ class ProgramListeners(ProgramListener):
         for listener in self._listeners:
             try:
                 call(listener)
-            except BaseException as error:  # noqa: BLE001 - an exit would end the loop's thread without a word
+            except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop's thread silently
                 self._on_error(listener, error)

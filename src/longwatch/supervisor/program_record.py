@@ -1,4 +1,4 @@
-"""What is remembered of a program from one life of the supervisor to the next."""
+"""The durable record of a program, which survives the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 T = TypeVar("T")
 
 MAX_HISTORY = 20
-"""How many of the latest restarts are remembered."""
+"""How many of the latest restarts the record keeps."""
 _MAX_NUMBER = 1 << 53
 
 
@@ -24,34 +24,34 @@ class LastEnd(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ProgramRecord:
-    """Counters and moments of one program, in plain JSON types. Moments are wall time."""
+    """Counters and times of one program, in plain JSON types. Times are wall time."""
 
     desired: bool | None = None
-    """Whether somebody wants it up; None: nobody has said."""
+    """Whether an operator wants it up; None if no operator has decided."""
     stopped_at: float | None = None
-    """When it was last wanted stopped: by an operator, or by a stop through the runtime."""
+    """When it was last stopped by an operator, or through the container runtime."""
     starts: int = 0
     restarts: int = 0
     failures: int = 0
-    """In a row, without a stable run in between."""
+    """Failures in a row, without a stable run in between."""
     hangs: int = 0
-    """Runs in a row that were ended for their health."""
+    """Runs in a row that were ended because they were unhealthy."""
     crash_loops: int = 0
-    """Restarts for failed liveness, without a run in between that settled; containers only."""
+    """Restarts for failed liveness since the last run that settled; containers only."""
     history: list[float] = field(default_factory=list)
-    """When it was restarted."""
+    """The times of the latest restarts."""
     last_start: float | None = None
     last_end: LastEnd | None = None
     breaker: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; what is in it is shared, not copied."""
+        """Return its fields for JSON. Lists and tables are shared, not copied."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """The reverse of `to_dict`; ValueError for what is no such thing. Keys that a newer
-        version may have added are left out.
+        """Build a record from `to_dict`'s output. Ignores unknown keys, which a newer version may
+        have added. Raises ValueError if a value has the wrong type.
         """
         table = _table(data)
         checked = {name: check(table[name]) for name, check in _CHECKS.items() if name in table}
@@ -68,14 +68,14 @@ def _table(value: object) -> dict[str, Any]:
 
 def _expect(value: object, kind: type[T]) -> T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{kind.__name__} expected, not {type(value).__name__}")
+        raise ValueError(f"expected {kind.__name__}, found {type(value).__name__}")
     return value
 
 
 def _count(value: object) -> int:
     number = _expect(value, int)
     if not 0 <= number <= _MAX_NUMBER:
-        raise ValueError("a count out of bounds")
+        raise ValueError("count out of range")
     return number
 
 
@@ -86,7 +86,7 @@ def _timestamp(value: object) -> float:
         else _expect(value, float)
     )
     if not -_MAX_NUMBER <= number <= _MAX_NUMBER:
-        raise ValueError("a moment out of bounds")
+        raise ValueError("time out of range")
     return number
 
 

@@ -1,7 +1,8 @@
-"""The programs of a supervisor by name: adds, retires and removes them, and keeps their records.
+"""Keeps the programs of a supervisor by name: adds, retires and removes them, and keeps their
+records.
 
-`apply_plans` follows new plans while the supervisor runs: it touches only what changed. Everything
-here is used on the loop.
+`apply_plans` applies new plans while the supervisor runs, and touches only the programs that
+changed. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ from longwatch.supervisor.program_record import ProgramRecord
 from longwatch.supervisor.target_factory import Streams, TargetFactory
 
 SocketPath = Callable[[str, int | None], Path]
-"""Where a socket of that name may be, for a process of that user."""
+"""Returns the path of a socket with that name, for a process of that user."""
 
 
 class PreparedPlan(NamedTuple):
-    """A plan, and what it takes to follow it."""
+    """A plan and the resources that it needs."""
 
     plan: ProgramPlan
     streams: Streams
     socket_path: Path | None
-    """Where it may speak to us; None: where it does already."""
+    """The path of its new notify socket; None to keep the present one."""
 
 
 class ProgramRegistry:
-    """Managed programs by name. `save_record` is called whenever the record of a program may have
-    changed, `on_finished` when the life of one has ended, `on_error` when one raised, which ends
-    the supervisor.
+    """Managed programs by name.
+
+    `save_record` is called whenever the record of a program may have changed. `on_finished` is
+    called when a program ended for good, `on_error` when its task raised, which ends the
+    supervisor.
     """
 
-    def __init__(  # noqa: PLR0913 - what a program lives among, each by name
+    def __init__(  # noqa: PLR0913 - the dependencies of a program, each by name
         self,
         *,
         targets: TargetFactory,
@@ -58,7 +61,7 @@ class ProgramRegistry:
     ) -> None:
         self.programs: dict[str, ManagedProgram] = {}
         self.records: dict[str, ProgramRecord] = {}
-        """What is remembered of programs that are not here now, and may come."""
+        """The records of programs that are not registered now, and may be again."""
         self.changes = ChangeSignal()
         self.socket_path: SocketPath = lambda name, _: Path(name)
         self._targets = targets
@@ -75,7 +78,7 @@ class ProgramRegistry:
         self._socket_count = 0
 
     def add(self, prepared: PreparedPlan, *, strict: bool = False) -> ManagedProgram:
-        """Give a program its place."""
+        """Register a program and start the task that supervises it."""
         plan = prepared.plan
         assert prepared.socket_path is not None
         program = Program(
@@ -100,24 +103,24 @@ class ProgramRegistry:
         return managed
 
     def run_on_demand(self, plan: ProgramPlan) -> None:
-        """Run a program once; nothing if one of its name is here."""
+        """Run a program once. Does nothing if a program of this name is registered."""
         if plan.name not in self.programs:
             self.add(self.prepare(plan)).request_start()
 
     def stop_on_demand(self, group: str) -> None:
-        """Have the programs of the group that run on demand stop."""
+        """Stop the programs of the group that run on demand. Does not wait."""
         for managed in self.programs.values():
             if managed.plan.on_demand and managed.plan.group == group:
                 managed.stop()
 
     def prepare(self, plan: ProgramPlan) -> PreparedPlan:
-        """Make what a plan needs of the machine, and change nothing yet: what cannot be had is
-        told before anybody is touched.
+        """Create the resources that a plan needs, before any program is changed: if they cannot be
+        created, all programs stay as they are.
         """
         return PreparedPlan(plan, self._streams(plan), self._new_socket_path(plan))
 
     def _new_socket_path(self, plan: ProgramPlan) -> Path | None:
-        """A new one; None for a program that can keep the one it has."""
+        """Return a new socket path; None for a program that can keep its own."""
         present = self.programs.get(plan.name)
         if present is not None and not present.retired and present.plan.uid == plan.uid:
             return None
@@ -125,7 +128,7 @@ class ProgramRegistry:
         return self.socket_path(f"n{self._socket_count}", plan.uid)
 
     def apply_plan(self, managed: ManagedProgram, prepared: PreparedPlan) -> None:
-        """Have a program follow another plan."""
+        """Switch a program to another plan."""
         plan = prepared.plan
         if prepared.socket_path is not None:
             self._sockets.pop(plan.name).close()
@@ -135,7 +138,7 @@ class ProgramRegistry:
         self.changes.notify()
 
     async def retire(self, names: Iterable[str]) -> None:
-        """Have these leave: each when its present life is over."""
+        """Stop and remove these programs; wait until all are removed."""
         leaving = [self.programs[name] for name in names]
         for managed in leaving:
             managed.retired = True
@@ -146,7 +149,7 @@ class ProgramRegistry:
         )
 
     def program_changed(self, name: str) -> None:
-        """Something about a program is another than before."""
+        """Wake the waiters and save the record of a program that changed."""
         self.changes.notify()
         if name in self.programs:
             self._save_record(name, self.programs[name].program.record)
@@ -157,24 +160,26 @@ class ProgramRegistry:
             managed.program.signal(signum)
 
     def kill_unhealthy(self, pid: int, reason: str) -> None:
-        """Kill the program whose process that is."""
+        """Kill the program with this process."""
         for managed in self.programs.values():
             run = managed.program.run
             if run is not None and run.pid == pid:
                 run.kill_unhealthy(reason)
 
     def started_elsewhere(self, name: str, started_at: float) -> None:
-        """The container of this name runs since that wall time, and is not watched."""
+        """Handle the unwatched container of this name, which runs since that wall time."""
         if name in self.programs:
             self.programs[name].started_elsewhere(started_at)
 
     def stopped_elsewhere(self, name: str) -> None:
-        """A person has stopped the container of this name, as the runtime says after its end."""
+        """Handle a stop by a person that the runtime reports after the container's end."""
         if name in self.programs:
             self.programs[name].stopped_elsewhere()
 
     def close(self) -> None:
-        """Nobody keeps anything any more; for when all is at rest, or lost."""
+        """Cancel all tasks and close all sockets. Call it when all programs have stopped or are
+        lost.
+        """
         for task in self._tasks.values():
             task.cancel()
         for socket in self._sockets.values():
@@ -193,8 +198,8 @@ class ProgramRegistry:
             self.programs[name].program.handle_notice(notice)
 
     def _on_task_done(self, name: str, task: asyncio.Task[None]) -> None:
-        """The task of a program has ended: because everything ends, because the program was
-        retired, or by an error that ends everything.
+        """Handle the end of a program's task: cancelled by `close`, retired, or failed, which ends
+        the supervisor.
         """
         if task.cancelled():
             return
@@ -216,12 +221,11 @@ async def apply_plans(
     *,
     check_running: Callable[[], None],
 ) -> ConfigReloaded:
-    """Stop what is in no plan any more, start anew what has to be, change the rest as it runs, then
-    start what is new.
+    """Apply the plans: stop removed programs, restart or update changed ones, then start new ones.
 
-    What the new plans need of the machine is made first: if it cannot be had, nothing is changed.
+    The resources of the new plans are created first: if that fails, nothing is changed.
     `check_running` is called once the removed programs have stopped, which may take a while. It
-    raises when nothing is to be started any more.
+    raises if no program may be started any more.
     """
     present = {
         name: managed.plan
@@ -250,7 +254,7 @@ async def apply_plans(
 def plan_changes(
     current: Mapping[str, ProgramPlan], plans: Mapping[str, ProgramPlan]
 ) -> ConfigReloaded:
-    """What is to be done to come from the plans that are known to others."""
+    """Return the changes that lead from the current plans to the new ones."""
     differing = [name for name in plans if name in current and plans[name] != current[name]]
     restarted = [name for name in differing if current[name].needs_restart(plans[name])]
     return ConfigReloaded(

@@ -1,4 +1,4 @@
-"""Reports what happens to a program: as an event for observers, then to the listeners that act."""
+"""Reports changes of a program: as an event for observers, then to the listeners that act."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from longwatch.supervisor.restart_policy import EndVerdict
 
 
 class ProgramReports:
-    """Emits the events of one program and calls its listener. Used on the loop."""
+    """Emits the events of one program and calls its listener. Used on the event loop."""
 
     def __init__(self, emit: Callable[[Event], None], listener: ProgramListener) -> None:
         self._emit = emit

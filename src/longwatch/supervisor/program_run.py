@@ -1,11 +1,10 @@
-"""One run of a program: from its start to the end of its tree, and what is noticed meanwhile.
+"""One run of a program: from its start to the end of its process tree.
 
-Four things are watched while it runs, each in a task of its own that ends with the run: whether it
-has been up long enough to be called stable, what its probes say, whether it is ready in time, and
-whether it ran long enough to forget its crash loops. What it says on its notify socket counts too.
-A run that fails its liveness probe is *unhealthy*: it is stopped like any other, and the exit
-decision starts it again. A run whose probe can never be made is *refused*: its watching ends, and
-where it can live without us it is left running.
+Four tasks watch it until the run ends. One marks it stable when it has been up long enough, one
+runs its probes, one stops it if it is not ready in time, and one forgets its crash loops after a
+while. Notices on its notify socket count too. A run that fails its liveness probe is *unhealthy*:
+it is stopped like any other, and the restart decision starts it again. A run whose probe can never
+run is *refused*: it is no longer watched, and a container is left running.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from longwatch.supervisor.target import LiveTarget
 
 
 class ProgramRun:
-    """A run of the plan's program: one life of its target. Used on the loop.
+    """One run of the plan's program and its target. Used on the event loop.
 
     `on_changed` is called when `ready`, `stable`, `settled`, `stopping`, `unhealthy_reason` or
-    `refusal` has changed. `hold` is how long nothing is probed at first.
+    `refusal` has changed. Probing starts after `hold` seconds.
     """
 
-    def __init__(  # noqa: PLR0913 - a run and its surroundings, each by name
+    def __init__(  # noqa: PLR0913 - a run and its dependencies, each by name
         self,
         plan: ProgramPlan,
         target: LiveTarget,
@@ -59,16 +58,16 @@ class ProgramRun:
         self.target = target
         self.stable = False
         self.settled = False
-        """Whether it ran for long enough to forget earlier crash loops."""
+        """Whether it ran long enough to forget earlier crash loops."""
         self.unhealthy_reason = ""
-        """Why it has to go; empty while it need not."""
+        """Why it is unhealthy; empty while it is not."""
         self.refusal = ""
-        """Why it cannot be watched, for a person to correct; empty while it can."""
+        """Why it cannot be watched, for a person to correct; empty if it can."""
         self.status_text = ""
         self.stopping = False
         """Whether it is being stopped."""
         self.announced_stop = False
-        """Whether it has said that it is about to end."""
+        """Whether it announced its end with `STOPPING=1`."""
         self._ready = asyncio.Event()
         self._ready_deadline = -inf
         self._clock = clock
@@ -90,7 +89,7 @@ class ProgramRun:
 
     @property
     def pid(self) -> int:
-        """Of its first process; 0 if that cannot be seen from here."""
+        """The pid of its first process; 0 if it is not visible on this host."""
         return self.target.pid or 0
 
     @property
@@ -108,7 +107,7 @@ class ProgramRun:
         return status.failures if status is not None else 0
 
     async def watch(self, early_notices: Iterable[Notice] = ()) -> ProcessEnd:
-        """Watch it until its tree is gone; `early_notices` is what it has said so far."""
+        """Watch it until its tree is gone. `early_notices` are the notices received so far."""
         if self.plan.ready_when is Readiness.UP:
             self._mark_ready()
         for notice in early_notices:
@@ -117,8 +116,8 @@ class ProgramRun:
             return await self.target.wait()
 
     def apply_plan(self, plan: ProgramPlan) -> None:
-        """Follow another plan as it runs: its probes start anew. For a target that need not be
-        started again for that.
+        """Switch to another plan while it runs; changed probes start over. For a target that needs
+        no restart for that.
         """
         changed = (plan.probes, plan.ready_when) != (self.plan.probes, self.plan.ready_when)
         self.plan = plan
@@ -126,7 +125,7 @@ class ProgramRun:
             self.restart_probes()
 
     def restart_probes(self) -> None:
-        """Probe anew, from the first probe on and without a hold."""
+        """Start all probes over, without a hold."""
         if self._is_watching and not self.stopping:
             self._cancel_watchers()
             self._probe_watch = self._new_probe_watch(0.0)
@@ -134,8 +133,8 @@ class ProgramRun:
             self._on_changed()
 
     def stop(self, policy: StopPolicy) -> None:
-        """Signal, grace, kill; without waiting for it. A second call sends no second signal: it
-        can only hasten the first, and is reported only if it kills.
+        """Stop it with signal, grace and kill, without waiting. A second call sends no second
+        signal: it can only shorten the stop, and is reported only if it kills.
         """
         repeated, self.stopping = self.stopping and not policy.kills, True
         self.target.begin_stop(policy)
@@ -155,8 +154,8 @@ class ProgramRun:
         return True
 
     def refuse(self, reason: str) -> None:
-        """It cannot be watched as its settings stand: leave it running, or stop it if it cannot
-        live without us.
+        """Give it up because its settings must be corrected: leave it running, or stop it if it
+        cannot live without us.
         """
         if not (self.refusal or self.stopping):
             self.refusal = reason
@@ -164,15 +163,15 @@ class ProgramRun:
                 self.stop(self.plan.stop)
 
     def kill_unhealthy(self, reason: str) -> None:
-        """It is alive and of no use: kill it now, and judge its end as that of one that failed
-        its health checks.
+        """Kill it now, and judge its end like a failed health check. For a process that lives but
+        cannot work.
         """
         if not (self.unhealthy_reason or self.stopping):
             self.unhealthy_reason = reason
             self.stop(KILL_NOW)
 
     def handle_notice(self, notice: Notice) -> None:
-        """What it says by sd_notify."""
+        """Handle an sd_notify notice from it."""
         if notice.status is not None:
             self.status_text = notice.status
         if notice.extend_seconds is not None:
@@ -183,19 +182,19 @@ class ProgramRun:
             self._on_ready_notice()
         if notice.trigger:
             self._mark_unhealthy(
-                f"watchdog: {notice.status}" if notice.status else "it said WATCHDOG=trigger"
+                f"watchdog: {notice.status}" if notice.status else "it sent WATCHDOG=trigger"
             )
         if notice.stopping:
             self.announced_stop = True
             self._on_changed()
 
     def _on_ready_notice(self) -> None:
-        """It says that it is ready: no start is to be waited for any longer."""
+        """Handle `READY=1`: the startup time is no longer extended."""
         self._probe_watch.end_extension()
         if self.plan.ready_when is Readiness.NOTIFY:
             self._mark_ready()
 
-    # --- what is watched ---
+    # --- watcher tasks ---
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
@@ -250,7 +249,7 @@ class ProgramRun:
         if not self._ready.is_set():
             self._mark_unhealthy(f"not ready after {format_duration(seconds)}")
 
-    # --- what probes say ---
+    # --- probe results ---
 
     def _new_probe_watch(self, hold: float) -> ProbeWatch:
         self._last_states: dict[ProbeKind, ProbeState] = {}
@@ -264,14 +263,14 @@ class ProgramRun:
         )
 
     def _on_probe_result(self, status: ProbeStatus, reason: str | None) -> None:
-        """A probe was answered, or was not in time."""
+        """Handle the result of a probe; `reason` is None if it passed."""
         if status.kind is ProbeKind.READINESS:
             self._on_readiness(status, reason)
         elif reason is None:
             self._on_healthy(status)
         else:
             self._was_healthy = False
-            if status.failures:  # while it starts, nothing is held against it
+            if status.failures:  # failures during startup do not count
                 self._report_failure(status, reason)
 
     def _on_healthy(self, status: ProbeStatus) -> None:
@@ -312,7 +311,7 @@ class ProgramRun:
             )
         )
 
-    # --- what it has become ---
+    # --- changes of its state ---
 
     def _mark_ready(self) -> None:
         if self._ready.is_set():
@@ -337,7 +336,7 @@ class ProgramRun:
             self.stop(self.plan.stop)
 
     def _extend(self, seconds: float) -> None:
-        """It needs more time for whatever it is doing: starting or stopping."""
+        """Give it more time for its start or stop."""
         self._ready_deadline = max(self._ready_deadline, self._clock.monotonic() + seconds)
         self._probe_watch.extend_startup(seconds)
         self.target.extend_stop(seconds)
