@@ -276,8 +276,8 @@ def test_check_tells_every_fault_of_the_file_at_once(call: Command) -> None:
     )
     assert [
         "program.web.stop_grase: unknown key; did you mean stop_grace?",
-        "program.b.depends_on: waits for 'webb', which is no program; did you mean web?",
-        "program.a.depends_on: waits for itself: a → b → a; take one of them out",
+        "program.b.depends_on: waits for 'webb', which is not a program; did you mean web?",
+        "program.a.depends_on: waits for itself: a → b → a; remove one of them",
     ] == call.faults(f"{text}[program.web]\ncommand = 'true'\nstop_grase = 1")
 
 

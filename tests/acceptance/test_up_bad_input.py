@@ -25,7 +25,7 @@ FAULTS = {
     ),
     "an unknown dependency": (
         f'[program.web]\n{SLEEPS}\n[program.a]\n{SLEEPS}\ndepends_on = ["wbe"]\n',
-        ["program.a.depends_on", "'wbe', which is no program", "did you mean web?"],
+        ["program.a.depends_on", "'wbe', which is not a program", "did you mean web?"],
     ),
     "an unknown user": (f'[program.a]\n{SLEEPS}\nuser = "nobdy"\n', ["program.a.user", "nobdy"]),
     "a missing directory": (

@@ -296,7 +296,7 @@ def test_something_else_at_the_path_is_left_alone_and_told(
     path.write_text("mine")
     listener = NotifyListener(loop, path)
     with pytest.raises(
-        UsageError, match=f"^the notify socket {path} cannot be made: Address already in use$"
+        UsageError, match=f"^the notify socket {path} cannot be created: Address already in use$"
     ):
         listener.run_on_loop(listener.socket.open)
     assert "mine" == path.read_text()
@@ -306,7 +306,7 @@ def test_a_directory_that_is_missing_is_told(loop: EventLoopThread, tmp_path: Pa
     listener = NotifyListener(loop, tmp_path / "no" / "notify")
     with (
         no_descriptor_leaks(),
-        pytest.raises(UsageError, match=r"cannot be made: No such file or directory$"),
+        pytest.raises(UsageError, match=r"cannot be created: No such file or directory$"),
     ):
         listener.run_on_loop(listener.socket.open)
 

@@ -129,7 +129,7 @@ def test_a_ledger_of_an_older_schema_is_quarantined_and_begun_anew(rig: LedgerRi
         store.execute("INSERT INTO longwatch_schema VALUES (3, 'flow', '')")
     assert {} == rig.read()
     [event] = rig.observer.of(StateFileQuarantined)
-    assert "it was made by an older Longwatch" == event.reason
+    assert "it was created by an older Longwatch" == event.reason
     with rig.open() as ledger:
         rig.write(ledger, "web", KNOWN)
     assert {"web": KNOWN} == rig.read("web")

@@ -531,6 +531,6 @@ def test_a_reload_whose_output_has_nowhere_to_go_changes_nothing(
 def test_a_reload_with_faults_changes_nothing(make_supervisor: SupervisorFactory) -> None:
     supervisor = make_supervisor(ProgramPlan.of("a", SLEEPER))
     pid = wait_for_status(supervisor, "a", up=True)["pid"]
-    with pytest.raises(UsageError, match="which is no program"):
+    with pytest.raises(UsageError, match="which is not a program"):
         supervisor.reload([ProgramPlan.of("a", SLEEPER, depends_on={"b": Condition.READY})])
     assert pid == facts(supervisor, "a")["pid"]

@@ -399,15 +399,18 @@ def test_programs_containers_and_workers_can_wait_for_each_other() -> None:
     [
         (
             program("web", "depends_on = ['agnet']") + containers(agent=""),
-            "program.web.depends_on: waits for 'agnet', which is no program; did you mean agent?",
+            (
+                "program.web.depends_on: waits for 'agnet', which is not a program; did you mean "
+                "agent?"
+            ),
         ),
         (
             containers(agent="depends_on = ['dbb']") + program("db"),
-            "container.agent.depends_on: waits for 'dbb', which is no program; did you mean db?",
+            "container.agent.depends_on: waits for 'dbb', which is not a program; did you mean db?",
         ),
         (
             program("web", "depends_on = ['agent']") + containers(agent="depends_on = ['web']"),
-            "program.web.depends_on: waits for itself: web → agent → web; take one of them out",
+            "program.web.depends_on: waits for itself: web → agent → web; remove one of them",
         ),
         (
             containers(a="", b="depends_on = {a = 'completed'}"),

@@ -208,7 +208,7 @@ def test_a_program_is_asked_on_its_own_port_else_on_port_of_the_environment(
         (
             programs(database="", web="depends_on = ['databse']"),
             (
-                "program.web.depends_on: waits for 'databse', which is no program; did you mean "
+                "program.web.depends_on: waits for 'databse', which is not a program; did you mean "
                 "database?"
             ),
         ),
@@ -216,11 +216,11 @@ def test_a_program_is_asked_on_its_own_port_else_on_port_of_the_environment(
             programs(
                 a="depends_on = ['b']", b="depends_on = {c = 'started'}", c="depends_on = ['a']"
             ),
-            "program.a.depends_on: waits for itself: a → b → c → a; take one of them out",
+            "program.a.depends_on: waits for itself: a → b → c → a; remove one of them",
         ),
         (
             programs(a="depends_on = ['a']"),
-            "program.a.depends_on: waits for itself: a → a; take one of them out",
+            "program.a.depends_on: waits for itself: a → a; remove one of them",
         ),
         (
             programs(db="", web="depends_on = {db = 'redy'}"),

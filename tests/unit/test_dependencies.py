@@ -31,12 +31,12 @@ def test_each_wave_waits_only_for_waves_before_it() -> None:
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
     [found] = dependency_problems(wishes(web="databse", database=""))
-    assert ("web", "waits for 'databse', which is no program", "did you mean database?") == found
+    assert ("web", "waits for 'databse', which is not a program", "did you mean database?") == found
 
 
 def test_a_name_like_no_other_gets_another_cure() -> None:
     [found] = dependency_problems(wishes(web="zzz"))
-    assert "declare it, or take it out" == found.cure
+    assert "declare it, or remove it here" == found.cure
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def test_a_name_like_no_other_gets_another_cure() -> None:
         ({"x": "a", "a": "b", "b": "c", "c": "a"}, "a → b → c → a"),
     ],
 )
-def test_a_circle_is_told_once_with_its_path(depends_on: dict[str, str], path: str) -> None:
+def test_a_cycle_is_reported_once_with_its_path(depends_on: dict[str, str], path: str) -> None:
     [found] = dependency_problems(wishes(**depends_on))
     assert f"waits for itself: {path}" == found.problem
 
 
-def test_two_circles_are_two_problems() -> None:
+def test_two_cycles_are_two_problems() -> None:
     assert 2 == len(dependency_problems(wishes(a="b", b="a", c="d", d="c")))
 
 
-def test_waves_of_a_circle_cannot_be() -> None:
-    with pytest.raises(ValueError, match="circle: a, b"):
+def test_start_waves_refuses_a_cycle() -> None:
+    with pytest.raises(ValueError, match="cycle: a, b"):
         start_waves(wishes(a="b", b="a"))
 
 

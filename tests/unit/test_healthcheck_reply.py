@@ -98,16 +98,16 @@ def test_status_200_and_json_that_says_healthy_is_healthy(good: bytes) -> None:
         (answer(chunks(HEALTHY)[:-6], headers=CHUNKED), "the answer was cut short"),
         (answer(b"", headers=CHUNKED), "the answer was cut short"),
         (answer(HEALTHY, headers=CHUNKED), "the answer was cut short"),
-        (answer(HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer make no sense"),
+        (answer(HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer are malformed"),
         (
             answer(b"-15\r\n" + HEALTHY + b"\r\n", headers=CHUNKED),
-            "the chunks of the answer make no sense",
+            "the chunks of the answer are malformed",
         ),
         (
             answer(b"14\r\n" + HEALTHY + b"\r\n", headers=CHUNKED),
-            "the chunks of the answer make no sense",
+            "the chunks of the answer are malformed",
         ),
-        (answer(b"1" * 5000, headers=CHUNKED), "the chunks of the answer make no sense"),
+        (answer(b"1" * 5000, headers=CHUNKED), "the chunks of the answer are malformed"),
         (answer(chunks(), headers=CHUNKED), "the body is not JSON"),
         (answer(HEALTHY.ljust(MAX_RESPONSE_BYTES)), "the answer is longer than 1 MiB"),
         (

@@ -130,7 +130,7 @@ FAULTS = {
     ),
     "an unknown dependency": (
         f'{TARGET}depends_on = ["db"]',
-        "worker.jobs.depends_on: waits for 'db', which is no program",
+        "worker.jobs.depends_on: waits for 'db', which is not a program",
     ),
     "a code in both lists": (
         f"{TARGET}restart_codes = [3]\nno_restart_codes = [3]",

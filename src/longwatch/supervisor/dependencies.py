@@ -1,7 +1,6 @@
-"""What programs wait for in each other, and what makes one ready: two lists of words.
+"""Dependencies between programs: conditions, faults, and the order of starts and stops.
 
-Who waits for whom: what is wrong with it, and the waves in which programs start and, the
-other way round, stop.
+`start_waves` groups programs into waves. They start in this order and stop in the reverse order.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from longwatch.core.suggest import did_you_mean
 
 
 class Condition(StrEnum):
-    """What a program may wait for in another one."""
+    """The condition of another program that a program waits for."""
 
     STARTED = "started"
     READY = "ready"
@@ -22,8 +21,8 @@ class Condition(StrEnum):
 
 
 class Readiness(StrEnum):
-    """What makes a program ready: that it is up, that it is healthy, that it says so
-    (`READY=1`), or that its readiness probe passes.
+    """When a program is ready: when it is up, when it is healthy, when it sends `READY=1`, or when
+    its readiness probe passes.
     """
 
     UP = "up"
@@ -33,11 +32,11 @@ class Readiness(StrEnum):
 
 
 DependencyMap = Mapping[str, Mapping[str, Condition]]
-"""By program: what it waits for."""
+"""By program: its dependencies and their conditions."""
 
 
 class DependencyProblem(NamedTuple):
-    """A dependency that cannot be: whose, what is wrong, and the cure."""
+    """A faulty dependency: the program, the problem, and what to do."""
 
     program: str
     problem: str
@@ -45,13 +44,13 @@ class DependencyProblem(NamedTuple):
 
 
 def dependency_problems(depends_on: DependencyMap) -> list[DependencyProblem]:
-    """Everything that is wrong: names that are not there, and circles, each told once."""
+    """Return all faults: names that do not exist, and cycles, each reported once."""
     return [*_unknown_dependencies(depends_on), *_cycles(depends_on)]
 
 
 def start_waves(depends_on: DependencyMap) -> list[list[str]]:
-    """The programs in groups, each waiting only for groups before it; names that are not there
-    count for nothing.
+    """Return the programs in groups, each of which depends only on groups before it. Ignores
+    unknown names. Raises ValueError for a cycle.
     """
     remaining = dict(depends_on)
     groups: list[list[str]] = []
@@ -61,7 +60,7 @@ def start_waves(depends_on: DependencyMap) -> list[list[str]]:
         ]
         if not wave:
             raise ValueError(
-                f"programs that wait for each other in a circle: {', '.join(sorted(remaining))}"
+                f"these programs depend on each other in a cycle: {', '.join(sorted(remaining))}"
             )
         groups.append(wave)
         remaining = {name: conditions for name, conditions in remaining.items() if name not in wave}
@@ -72,13 +71,13 @@ def _unknown_dependencies(depends_on: DependencyMap) -> Iterable[DependencyProbl
     for name, conditions in depends_on.items():
         for wanted in conditions:
             if wanted not in depends_on:
-                cure = did_you_mean(wanted, depends_on, default="declare it, or take it out")
-                yield DependencyProblem(name, f"waits for {wanted!r}, which is no program", cure)
+                cure = did_you_mean(wanted, depends_on, default="declare it, or remove it here")
+                yield DependencyProblem(name, f"waits for {wanted!r}, which is not a program", cure)
 
 
 def _cycles(depends_on: DependencyMap) -> Iterable[DependencyProblem]:
-    """One for each circle: followed from every program along what it waits for, until a program
-    comes again.
+    """Yield one problem for each cycle. Follows the dependencies of every program until a program
+    repeats.
     """
     reported: set[frozenset[str]] = set()
     for start in depends_on:
@@ -86,11 +85,11 @@ def _cycles(depends_on: DependencyMap) -> Iterable[DependencyProblem]:
         if cycle and frozenset(cycle) not in reported:
             reported.add(frozenset(cycle))
             path = " → ".join([*cycle, cycle[0]])
-            yield DependencyProblem(cycle[0], f"waits for itself: {path}", "take one of them out")
+            yield DependencyProblem(cycle[0], f"waits for itself: {path}", "remove one of them")
 
 
 def _cycle_from(start: str, depends_on: DependencyMap) -> list[str]:
-    """A way from this program back to itself; empty if there is none."""
+    """Return a path from this program back to itself; empty if there is none."""
     paths = [[start]]
     seen = {start}
     while paths:

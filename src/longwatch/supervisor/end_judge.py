@@ -1,11 +1,11 @@
-"""What the parent of a worker process knows about its end, for the code that judges that end.
+"""Supplies what the parent of a worker process knows about its end, for the restart decision.
 
 A worker process reports to its parent, and its beat page survives it. So its parent knows more than
-an exit code says: whether the process had come to its work, whether it ended by its own decision,
-and whether it can work at all. The program asks for these facts when a process has ended, before
-it decides (`restart_policy.EndFacts`) and before the listeners are called.
+the exit code: whether the process had begun its work, whether it decided to end, and whether it can
+work at all. The program asks for these facts when a process has ended, before it decides
+(`restart_policy.EndFacts`) and before the listeners are called.
 
-An error of the judge is emitted as `EndJudgeFailed`; the end is then judged without facts, by the
+An error of the judge is emitted as `EndJudgeFailed`. The end is then judged without facts, by the
 exit table alone.
 """
 
@@ -21,26 +21,28 @@ from longwatch.supervisor.restart_policy import EndFacts
 
 
 class EndJudge(Protocol):
-    """Knows worker processes. Called on the supervisor's loop: must not block."""
+    """Knows the facts about worker processes. Called on the supervisor's loop: must not block."""
 
     def end_facts(self, plan: ProgramPlan, pid: int) -> EndFacts | None:
-        """The facts about a process of this plan that has ended; None if nothing is known."""
+        """Return the facts about a process of this plan that has ended; None if there are none."""
 
 
 class EndJudges:
-    """The judge of a supervisor's workers; without one every end is judged by the exit table."""
+    """Holds the judge of a supervisor's workers. Without one, every end is judged by the exit
+    table.
+    """
 
     def __init__(self, events: Events) -> None:
         self.judge: EndJudge | None = None
         self._events = events
 
     def end_facts(self, plan: ProgramPlan, pid: int | None) -> EndFacts | None:
-        """The facts about an end. Never raises."""
+        """Return the facts about an end; None if there are none. Never raises."""
         if self.judge is None or pid is None or plan.kind is not ProgramKind.WORKER:
             return None
         try:
             return self.judge.end_facts(plan, pid)
-        except Exception as error:  # noqa: BLE001 - supervision goes on without facts; the event has the error
+        except Exception as error:  # noqa: BLE001 - supervision continues without facts; the event has the error
             self._events.emit(
                 EndJudgeFailed(program=plan.name, pid=pid, error=describe_error(error))
             )

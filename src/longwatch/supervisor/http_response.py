@@ -1,8 +1,8 @@
-"""What an HTTP answer says about health, read as it comes in.
+"""Reads an HTTP answer to a health probe as it comes in, and decides whether it is healthy.
 
-Healthy is status 200 and JSON with `"status": "healthy"`. The body ends where its length or its
-last chunk says, else where the connection ends: one that was cut short is no answer. An answer of
-more than 1 MiB is not read to its end.
+It is healthy with status 200 and JSON with `"status": "healthy"`. The body ends at its length or
+its last chunk, else at the end of the connection. A truncated body counts as no answer. An answer
+of more than 1 MiB is not read to its end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _TOO_LONG = "the answer is longer than 1 MiB"
 
 
 class HttpHealthResponse:
-    """One answer, as far as it has come in: `feed` it until it is `complete` or the connection
-    has ended, then take its `failure`.
+    """One answer, as far as received. Call `feed` until it is `complete` or the connection ended,
+    then `failure`.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class HttpHealthResponse:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that may follow would change the verdict."""
+        """Whether further data cannot change the result."""
         return (
             self._size > MAX_RESPONSE_BYTES
             or self._status_failure is not None
@@ -49,7 +49,7 @@ class HttpHealthResponse:
             self._read_head(data)
 
     def failure(self) -> str | None:
-        """None if it says healthy, else why not."""
+        """Return None if the answer is healthy, else why not."""
         if self._status_failure is not None:
             return self._status_failure
         if self._body is None:
@@ -60,7 +60,7 @@ class HttpHealthResponse:
         return failure if failure is not None else _body_failure(self._body.content)
 
     def _read_head(self, data: bytes) -> None:
-        """Look for the end of the head; what comes after it begins the body."""
+        """Look for the end of the head. The bytes after it begin the body."""
         searched = max(len(self._head) - len(_END_OF_HEAD) + 1, 0)
         self._head += data
         end = self._head.find(_END_OF_HEAD, searched)
@@ -78,7 +78,7 @@ class HttpHealthResponse:
 
 
 class _SizedBody:
-    """A body of a known length, or without one: then it ends with the connection."""
+    """A body of a known length, or one that ends with the connection."""
 
     def __init__(self, length: int | None) -> None:
         self._length = length
@@ -101,8 +101,8 @@ class _SizedBody:
 
 
 class _ChunkedBody:
-    """A body in chunks, each behind its size; the one of size 0 ends it, and what trails it does
-    not matter.
+    """A body in chunks, each after its size. The chunk of size 0 ends it, and the trailer is
+    ignored.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _ChunkedBody:
     @property
     def failure(self) -> str | None:
         if self._malformed:
-            return "the chunks of the answer make no sense"
+            return "the chunks of the answer are malformed"
         return None if self.complete else _TRUNCATED
 
     @property
@@ -127,7 +127,7 @@ class _ChunkedBody:
             pass
 
     def _take_chunk(self) -> bool:
-        """Move one chunk over; False if it is not all there yet."""
+        """Move one chunk to the data; False if it is not complete yet."""
         end = self._raw.find(b"\r\n", 0, _MAX_SIZE_LINE)
         if end < 0:
             return self._mark_malformed() if len(self._raw) >= _MAX_SIZE_LINE else False
@@ -156,7 +156,7 @@ class _ChunkedBody:
 
 
 def _status_failure(head: bytes) -> str | None:
-    """Why this head is that of no healthy answer; None if it may be one."""
+    """Return why this head rules out a healthy answer; None if it does not."""
     status = _STATUS_LINE.match(head)
     if status is None:
         return "not an HTTP answer"
@@ -164,8 +164,8 @@ def _status_failure(head: bytes) -> str | None:
 
 
 def _content_length(head: bytes) -> int | None:
-    """How long the body is said to be; None if that is not said. More digits than any length has
-    are not counted out.
+    """Return the Content-Length; None if there is none. Only the first digits of an absurd length
+    count.
     """
     text = _header(head, b"content-length")
     return int(text[:_MAX_DIGITS]) if text.isdigit() else None

@@ -1,9 +1,9 @@
-"""The durable ledger: the record of every program, in a store of the supervisor's own.
+"""The durable ledger: stores the record of every program in a database of the supervisor's own.
 
-A thread of the ledger writes records, several in one transaction, each program's latest only: the
-loop never waits for a disk. A caller that needs a record on disk (an operator's stop) awaits
-`flush`. A record that cannot be written now is written later. A ledger that cannot be read is
-quarantined under another name and begun anew. Neither stops a program.
+A thread writes the latest record of each program, several in one transaction, so that the loop
+never waits for a disk. A caller that needs a record on disk (an operator's stop) awaits `flush`. A
+failed write is retried later. A ledger that cannot be read is quarantined under another name and
+created anew. Neither failure stops a program.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.supervisor.program_record import ProgramRecord
 
 RETRY_INTERVAL = 30.0
-"""How long after a failed write the next is tried, in seconds."""
+"""Seconds until a failed write is retried."""
 _FILE_SUFFIXES = ("", "-wal", "-shm")
 
 Waiters = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]
 
 
 class ProgramLedger(Service):
-    """Stores program records in one file. Call `load` before `start`, `save` and `flush` on the
-    loop.
+    """Stores program records in one file. Call `load` before `start`; call `save` and `flush` on
+    the event loop.
     """
 
     def __init__(self, path: Path, *, clock: Clock, events: Events) -> None:
@@ -61,21 +61,21 @@ class ProgramLedger(Service):
         )
 
     def load(self, *, forget_after: float, known: Collection[str] = ()) -> dict[str, ProgramRecord]:
-        """Everything that is remembered, less what is about programs that are not known and was
-        not touched for so long.
+        """Load all records. Deletes those of programs that are not in `known` and were not written
+        for `forget_after` seconds. Blocking.
         """
         try:
             return self._load(forget_after, known)
         except StoreCorruptError as error:
             self._quarantine(str(error))
         except SchemaTooOldError:
-            self._quarantine("it was made by an older Longwatch")
+            self._quarantine("it was created by an older Longwatch")
         except (ValueError, TypeError, RecursionError) as error:
-            self._quarantine(f"it holds what no ledger does ({type(error).__name__})")
+            self._quarantine(f"its records cannot be understood ({type(error).__name__})")
         return self._load(forget_after, known)
 
     def save(self, name: str, record: ProgramRecord) -> None:
-        """Remember this; on disk soon. What was noted before costs nothing."""
+        """Save a record soon, without blocking. An unchanged record is not written again."""
         text = json.dumps(record.to_dict())
         if text == self._last_saved.get(name):
             return
@@ -85,9 +85,7 @@ class ProgramLedger(Service):
         self._writer.wake()
 
     async def flush(self) -> None:
-        """Wait until everything that was noted so far is on disk; StoreError if it could not be
-        written just now.
-        """
+        """Wait until all records saved so far are on disk. Raises StoreError if the write fails."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -101,7 +99,7 @@ class ProgramLedger(Service):
         self._writer.start()
 
     def _stop(self, deadline: Deadline) -> bool:
-        """Write what is unwritten. The thread that waits for the disk may wait longer than this."""
+        """Write the pending records. The thread may wait for the disk longer than the deadline."""
         if not self._writer.stop(deadline=deadline):
             return False
         self._last_write.start()
@@ -120,7 +118,7 @@ class ProgramLedger(Service):
         )
         return {
             name: ProgramRecord.from_dict(json.loads(record)) for name, record in rows
-        }  # NaN and its like are refused there
+        }  # from_dict refuses NaN and infinity
 
     def _load_pruned(
         self, transaction: Transaction, older_than: float, known: Collection[str]
@@ -133,7 +131,7 @@ class ProgramLedger(Service):
         return [(name, record) for name, record in transaction.rows(self._sql["all_records"])]
 
     def _write(self) -> None:
-        """Write what is unwritten; what cannot be written now stays so."""
+        """Write the pending records; if that fails, they stay pending."""
         with self._lock:
             taken, self._pending = self._pending, {}
             waiters, self._waiters = self._waiters, []
@@ -173,7 +171,7 @@ class ProgramLedger(Service):
 
 def _notify_waiters(waiters: Waiters, error: StoreError | None) -> None:
     for loop, future in waiters:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits on it any more
+        with suppress(RuntimeError):  # the loop is closed, so no task waits on it any more
             loop.call_soon_threadsafe(_resolve, future, error)
 
 

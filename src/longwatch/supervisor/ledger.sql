@@ -1,14 +1,14 @@
--- What the ledger asks of its store.
+-- The queries of the ledger.
 
 -- name: all_records
--- Everything that is remembered.
+-- Load all records.
 SELECT name, record FROM longwatch_programs
 
 -- name: upsert_record
--- Remember a program.
+-- Save the record of a program.
 INSERT INTO longwatch_programs (name, record, updated_at) VALUES (:name, :record, :wall_now)
 ON CONFLICT (name) DO UPDATE SET record = excluded.record, updated_at = excluded.updated_at
 
 -- name: delete_stale_record
--- Forget a program of which nothing new was heard for so many seconds.
+-- Delete the record of a program if it was not written for this many seconds.
 DELETE FROM longwatch_programs WHERE name = :name AND updated_at < :wall_now - :older_than

@@ -1,7 +1,7 @@
 """The states of a program and the transitions between them, as a table.
 
 Read a row as: in this state, on this transition, go to that state. A pair that is not in the table
-cannot happen. `Program.keep_up` does the work; this file knows no process, no clock and no log.
+cannot happen. `Program.keep_up` does the work; this file uses no process, clock or log.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from longwatch.core.state_machine import StateMachine
 
 
 class ProgramState(StrEnum):
-    """The states."""
+    """The states of a program."""
 
-    STOPPED = auto()  # nobody wants it up
-    PENDING = auto()  # wanted, and waiting for what it depends on
+    STOPPED = auto()  # no start is requested
+    PENDING = auto()  # waits for its dependencies
     STARTING = auto()
     UP = auto()
     STOPPING = auto()
     WAITING = auto()  # between a failure and the next start
     BROKEN = auto()  # the breaker is open
-    ENDED = auto()  # by itself and for good: nothing is done about it
+    ENDED = auto()  # ended by itself, and is not restarted
 
 
 class ProgramTransition(StrEnum):
-    """What leads from one state to another."""
+    """The transitions between the states."""
 
     START_REQUESTED = auto()
     STOP_REQUESTED = auto()
     SPAWNED = auto()
-    STOPPED = auto()  # it ended as it was asked to
+    STOPPED = auto()  # it ended after a requested stop
     ENDED = auto()
     FAILED = auto()
     START_DUE = auto()

@@ -1,4 +1,5 @@
-"""The sd_notify socket of a program, which reports ready, alive, stopping, or needs more time.
+"""The sd_notify socket of a program, on which it reports that it is ready, alive or stopping, or
+needs more time.
 
 A message is one datagram of `NAME=value` lines.
 """
@@ -20,14 +21,14 @@ from longwatch.core.sanitize import MAX_LINE_CHARS, printable
 from longwatch.errors import UsageError
 
 MAX_EXTENSION = 86_400.0
-"""Seconds that can be asked for at a time; whoever needs more asks again."""
+"""Maximum seconds of one extension; a program that needs more asks again."""
 _MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One thing a program has said. `pid` is the sender's, told by the kernel; 0 if it cannot be
-    seen from here.
+    """One notice of a program. `pid` is the sender's, from the kernel; 0 if it is not visible on
+    this host.
     """
 
     pid: int
@@ -36,18 +37,18 @@ class Notice:
     stopping: bool = False
     """`STOPPING=1`: it is about to end."""
     beat: bool = False
-    """`WATCHDOG=1`: it lives."""
+    """`WATCHDOG=1`: it is alive."""
     trigger: bool = False
-    """`WATCHDOG=trigger`: it wants to be treated as if it did not."""
+    """`WATCHDOG=trigger`: it asks to be treated as unhealthy."""
     status: str | None = None
-    """`STATUS=…`: what it is doing, as it may be shown; empty: nothing to say any more."""
+    """`STATUS=…`: a text that describes its work, masked for display; empty to clear it."""
     extend_seconds: float | None = None
     """`EXTEND_TIMEOUT_USEC=…`: seconds that it needs from now for its start or stop."""
 
     @classmethod
     def parse(cls, datagram: bytes, *, pid: int) -> Notice | None:
-        """What the datagram says; None if that is nothing we know. Of a name that is given twice
-        the last counts.
+        """Parse a datagram; None if it has no known name. If a name is given twice, the last value
+        counts.
         """
         fields = dict(_assignments(datagram))
         notice = cls(
@@ -72,7 +73,7 @@ def _status(text: str | None) -> str | None:
 
 
 def _seconds(microseconds: str) -> float | None:
-    """None for what is no whole number above 0."""
+    """Convert microseconds to seconds; None if the text is not a whole number above 0."""
     if not (microseconds.isascii() and microseconds.isdigit() and len(microseconds) <= _MAX_DIGITS):
         return None
     return min(int(microseconds) / 1_000_000, MAX_EXTENSION) or None
@@ -86,18 +87,18 @@ _MAX_PER_TURN = 64
 _MAX_DRAINED = 4096
 _CREDENTIALS = struct.Struct("3i")
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(_CREDENTIALS.size)
-"""And for nothing else: the kernel closes descriptors that come along, and they never become
-ours.
+"""No space for more: the kernel closes descriptors that are sent along, so that they never reach
+us.
 """
 
 
 class NotifySocket:
-    """Binds a datagram socket at `path` and passes each notice to `on_notice`, on the loop.
+    """Binds a datagram socket at `path` and passes each notice to `on_notice`, on the event loop.
 
-    Only we, root, and the user `uid` if given may speak: its mode is 0600 and that user its owner.
-    (To get there, that user must be able to pass the directories above.) Datagrams of more than 4
-    KiB and those that say nothing we know are passed over; after 64 the loop has its turn, so that
-    a flood delays nobody.
+    Only this user, root, and the user `uid` if given may send: the mode is 0600, and that user is
+    the owner. That user must have access to the directories above. Datagrams of more than 4 KiB or
+    without a known name are skipped. After 64 datagrams the loop gets a turn, so that a flood does
+    not delay other programs.
     """
 
     def __init__(
@@ -109,9 +110,7 @@ class NotifySocket:
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
-        """Bind and listen; nothing if that is done. A socket that was left behind at the path is
-        replaced.
-        """
+        """Bind and listen. Replaces a stale socket at the path. Idempotent. Raises UsageError."""
         if self._socket is not None:
             return
         if len(os.fsencode(self.path)) > _MAX_PATH_BYTES:
@@ -127,13 +126,13 @@ class NotifySocket:
                 self.path.unlink(missing_ok=True)
             listening.close()
             raise UsageError(
-                f"the notify socket {self.path} cannot be made: {error.strerror}"
+                f"the notify socket {self.path} cannot be created: {error.strerror}"
             ) from None
         self._socket = listening
         asyncio.get_running_loop().add_reader(listening, self._on_readable)
 
     def close(self) -> None:
-        """Stop listening and remove the socket; idempotent."""
+        """Stop listening and remove the socket. Idempotent."""
         if self._socket is None:
             return
         asyncio.get_running_loop().remove_reader(self._socket)
@@ -142,14 +141,14 @@ class NotifySocket:
         self.path.unlink(missing_ok=True)
 
     def drain(self) -> None:
-        """Throw away what is queued: words of a run that is over."""
+        """Discard queued datagrams, which are from an earlier run."""
         for _ in range(_MAX_DRAINED):
             if self._receive() is None:
                 return
 
     def environment(self, interval: float | None) -> dict[str, str]:
-        """What the program has to find in its environment; with an interval it is asked to beat
-        at least that often.
+        """Return the variables that the program needs; with an interval it is asked to beat at
+        least that often.
         """
         address = {"NOTIFY_SOCKET": str(self.path)}
         return (
@@ -165,7 +164,7 @@ class NotifySocket:
                 self.path.unlink()
         os.fchmod(
             listening.fileno(), 0o600
-        )  # the file gets this mode, less the umask: at no moment may others speak
+        )  # the file gets this mode, less the umask, so that other users can never send
         listening.bind(str(self.path))
         self.path.chmod(0o600)
         if self._uid is not None and self._uid != os.geteuid():
@@ -181,8 +180,8 @@ class NotifySocket:
                 self._on_notice(notice)
 
     def _receive(self) -> tuple[bytes, int] | None:
-        """A datagram, empty if it was too long, and who sent it; None if there is none, also
-        because we were closed meanwhile.
+        """Receive a datagram (empty if it was too long) and the pid of its sender; None if there is
+        none, or if the socket is closed.
         """
         if self._socket is None:
             return None

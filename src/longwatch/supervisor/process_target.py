@@ -1,4 +1,4 @@
-"""A process of the guardian as a target: started by it, gone with it, never adopted."""
+"""A process of the guardian as a target: it ends with the guardian and is never adopted."""
 
 from __future__ import annotations
 
@@ -19,38 +19,37 @@ _WITHHELD_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID
 
 
 class ProcessSpawner(Protocol):
-    """The one thing that is wanted of a guardian."""
+    """The one method of a guardian that targets use."""
 
     async def spawn(self, spec: ProcessSpec) -> Child: ...
 
 
 class ProcessTarget:
-    """Starts the process of a spec, streams and all."""
+    """Starts the process of a spec."""
 
     def __init__(self, spec: ProcessSpec, *, guardian: ProcessSpawner) -> None:
         self._spec = spec
         self._guardian = guardian
 
     async def start(self) -> LiveProcess:
-        """Spawn it. A start that is cancelled kills what was spawned."""
+        """Spawn it. Cancelling kills the spawned process."""
         return LiveProcess(
             await self._guardian.spawn(self._spec), spec=self._spec, guardian=self._guardian
         )
 
     async def adopt(self) -> LiveProcess | None:
-        """None: the guardian kills every process when its supervisor is gone."""
+        """Return None: the guardian kills every process when its supervisor is gone."""
         return None
 
     async def stop_unwatched(self, policy: StopPolicy) -> None:
-        """Nothing: every process is watched."""
+        """Do nothing: every process is watched."""
 
 
 class LiveProcess:
-    """One child of the guardian, and the commands that probes run beside it.
+    """One child of the guardian, and the commands that its probes run.
 
-    A probe's command runs in the program's directory, environment, identity and limits. It is no
-    part of the program: the notify socket is withheld from it, so that it cannot speak in the
-    program's name.
+    A probe's command runs in the program's directory, environment, identity and limits. It gets no
+    notify socket, so that it cannot send notices in the program's name.
     """
 
     def __init__(self, child: Child, *, spec: ProcessSpec, guardian: ProcessSpawner) -> None:
@@ -72,7 +71,7 @@ class LiveProcess:
 
     @property
     def is_paused(self) -> bool:
-        """False: a stopped process answers no probe, and that is a failure of it."""
+        """False: a stopped process answers no probe, which counts as a failure."""
         return False
 
     def signal(self, signum: int) -> None:
@@ -85,7 +84,7 @@ class LiveProcess:
         self.child.extend_stop(seconds)
 
     def detach(self) -> bool:
-        """False: it dies with the guardian."""
+        """Return False: it dies with the guardian."""
         return False
 
     async def wait(self) -> ProcessEnd:
@@ -94,8 +93,8 @@ class LiveProcess:
     async def exec(
         self, argv: Sequence[str], *, output: LineSink, in_scripts: bool, timeout: float
     ) -> EndCause:
-        """Run a command as the program runs; scripts are in its directory. Cancelling kills the
-        whole tree and waits until that is gone. The guardian is local, so `timeout` is not needed.
+        """Run a command in the program's directory and environment. Cancelling kills the whole tree
+        and waits until it is gone. The guardian is local, so `timeout` is not needed.
         """
         del in_scripts, timeout
         spawning = asyncio.ensure_future(self._guardian.spawn(self._exec_spec(argv, output)))
@@ -104,12 +103,12 @@ class LiveProcess:
             return (await child.wait()).cause
         except asyncio.CancelledError:
             with suppress(SpawnError, GuardianLostError):
-                # It may run already, though the guardian has not said so yet.
+                # It may run already, even if the guardian has not reported it yet.
                 await (await spawning).stop(KILL_NOW)
             raise
 
     async def script_fault(self, name: str) -> str | None:
-        path = os.path.join(self._spec.cwd or ".", name)  # noqa: PTH118 - plain text, as in the spec
+        path = os.path.join(self._spec.cwd or ".", name)  # noqa: PTH118 - a str, as in the spec
         return None if os.path.isfile(path) else f"there is no probe script {path}"  # noqa: PTH113, ASYNC240 - one stat of a local file
 
     async def probe_address(self, port: int) -> tuple[str, int]:

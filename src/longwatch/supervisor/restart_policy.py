@@ -1,37 +1,37 @@
-"""What to do when a program has ended: a pure function over one table, first match wins.
+"""Decides whether a program is restarted after its end: one table, of which the first match wins.
 
 | # | condition                                             | restart? | verdict                  |
 |---|-------------------------------------------------------|----------|--------------------------|
-| 0 | shutting down, or wanted to be stopped                | no       | `shutdown_complete` /
+| 0 | shutting down, or a stop was requested                | no       | `shutdown_complete` /
                                                                          `stopped`                |
 | 1 | we killed it because it was unhealthy or stalled      | yes      | `health_check_restart`   |
 | 2 | exit 0                                                | no       | `clean_exit`             |
 | 3 | exit 2 (configuration, port conflict, permission)     | no       | `configuration_error`    |
-| 4 | exit 128 + n, a shell's way to say that signal n
-|   | ended it                                              | as if it ended by that signal       |
+| 4 | exit 128 + n, which a shell reports after an end by
+|   | signal n                                              | as if it ended by that signal       |
 | 5 | exit ≥ 100                                            | no       | `fatal_error_no_restart` |
 | 6 | SIGTERM or SIGINT from outside                        | no       | `intentional_signal`     |
 | 7 | everything else, a failed spawn included              | yes      | `unexpected_exit` /
                                                                          `spawn_error`            |
 
-Row 4 holds for the signals 1 to 64 that can end a process. Exit 145 to 151 and 156 are 128 + a
-signal that a process ignores or is paused by (SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU,
-SIGURG, SIGWINCH): no process ends by it, so the program chose that code itself, and row 5 holds.
+Row 4 applies to the signals 1 to 64 that can end a process. Exit 145 to 151 and 156 are 128 plus a
+signal that cannot: it is ignored or only pauses (SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN,
+SIGTTOU, SIGURG, SIGWINCH). So the program chose that code itself, and row 5 applies.
 
-Of a worker process its parent knows more (`EndFacts`). Its end is judged by these rows before
-rows 2 to 6:
+The parent of a worker process knows more about its end (`EndFacts`). These rows come before rows 2
+to 6 for it:
 
-| exit 0, and it had not reported that it is finished            | yes      | `unexpected_exit` |
+| exit 0, and it had not reported that it ends by itself         | yes      | `unexpected_exit` |
 | exit 2 or ≥ 100 after it had joined, and it had not reported
 | that it ends by itself                                         | yes      | `unexpected_exit` |
 | any signal, or 128 + n                                         | yes      | `unexpected_exit` |
 
-A handler may have called `os._exit`, or another program may have sent the signal: neither the
-parent nor an operator asked for that end.
+The reason: a handler may have called `os._exit`, or another program may have sent the signal.
+Neither the parent nor an operator requested that end.
 
-Rows 1 to 7 say what `restart = "on-failure"` does; `"always"` and `"never"` overrule them, and
-lists of exit codes overrule those. The verdict is the table's in any case: it names what happened,
-not what was done about it.
+Rows 1 to 7 define `restart = "on-failure"`. `"always"` and `"never"` override them, and lists of
+exit codes override those. The verdict always comes from the table: it names the kind of end, not
+the decision.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _HARMLESS_SIGNALS = frozenset(
         signals.SIGWINCH,
     }
 )
-"""Signals that end no process: it ignores them, or stops until it is continued."""
+"""Signals that end no process by default: it ignores them, or stops until it is continued."""
 _SHELL_SIGNAL_EXITS = frozenset(
     128 + number for number in range(1, _LAST_SIGNAL + 1) if number not in _HARMLESS_SIGNALS
 )
@@ -66,7 +66,7 @@ _INTENTIONAL_SIGNALS = frozenset({signals.SIGTERM, signals.SIGINT})
 
 
 class EndVerdict(StrEnum):
-    """What an end was; also its name in the logs."""
+    """The kind of an end; also its name in the logs."""
 
     SHUTDOWN_COMPLETE = auto()
     STOPPED = auto()
@@ -87,20 +87,20 @@ STOP_VERDICTS = frozenset({EndVerdict.SHUTDOWN_COMPLETE, EndVerdict.STOPPED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndFacts:
-    """What the parent of a worker process knows about its end."""
+    """Facts about the end of a worker process that its parent knows."""
 
     has_joined: bool
-    """Whether it ran its loops."""
+    """Whether it had started to run its loops."""
     has_finished: bool
     """Whether it reported that it ends by itself."""
     is_exempt: bool = False
-    """Whether it died while it worked on a row, and its program can work: its end feeds neither
-    breaker nor backoff.
+    """Whether it died while it worked on a row, although its program can work. Its end counts for
+    neither breaker nor backoff.
     """
 
 
 class Restart(StrEnum):
-    """The policies."""
+    """The restart policies."""
 
     ON_FAILURE = "on-failure"
     ALWAYS = "always"
@@ -109,10 +109,10 @@ class Restart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """When a program is started again.
+    """When a program is restarted after its end.
 
-    After an exit code in `restart_codes` it always is, after one in `no_restart_codes` never. A
-    code in both is final.
+    It always is after an exit code in `restart_codes`, and never after one in `no_restart_codes`,
+    which wins if a code is in both.
     """
 
     restart: Restart = Restart.ON_FAILURE
@@ -128,7 +128,9 @@ class RestartPolicy:
         killed_unhealthy: bool = False,
         facts: EndFacts | None = None,
     ) -> RestartDecision:
-        """The table, then the policy, then the lists. `facts`: of a worker process."""
+        """Decide by the table, then the policy, then the lists. `facts` are those of a worker
+        process.
+        """
         verdict = _verdict(
             cause,
             shutting_down=shutting_down,
@@ -142,7 +144,7 @@ class RestartPolicy:
             and self._apply_policy(cause, verdict in RESTART_VERDICTS),
         )
 
-    def _apply_policy(self, cause: EndCause, default: bool) -> bool:  # noqa: FBT001 - one private value passed through
+    def _apply_policy(self, cause: EndCause, default: bool) -> bool:  # noqa: FBT001 - a private method with one flag
         code = cause.number if cause.kind is EndKind.EXIT else None
         if code in self.no_restart_codes:
             return False
@@ -153,7 +155,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """What an end was, and whether the program is started again."""
+    """The kind of an end, and whether the program is restarted."""
 
     verdict: EndVerdict
     restart: bool
@@ -168,8 +170,8 @@ def should_restart(  # noqa: PLR0913 - the facts of the table, by name
     killed_unhealthy: bool = False,
     policy: RestartPolicy | None = None,
 ) -> bool:
-    """Whether a program that ended with this exit code, or by this signal, is started again;
-    neither means it could not start.
+    """Return whether a program that ended with this exit code, or by this signal, is restarted.
+    Pass neither if it could not start.
     """
     cause = _cause(code, signal)
     decision = (policy or RestartPolicy()).decide(
@@ -188,7 +190,7 @@ def _cause(code: int | None, signal: int | None) -> EndCause:
 
 
 def _is_unasked(cause: EndCause, facts: EndFacts) -> bool:
-    """Whether a worker process ended though neither it nor anything before its work decided so."""
+    """Return whether a worker process ended although neither it nor its startup code decided so."""
     if cause.kind is not EndKind.EXIT:
         return cause.kind is EndKind.SIGNAL
     return not facts.has_finished and (cause.number == 0 or facts.has_joined)
@@ -202,7 +204,7 @@ def _verdict(
     killed_unhealthy: bool,
     was_unasked: bool,
 ) -> EndVerdict:
-    """The rows in their order."""
+    """Return the verdict of the first row that matches."""
     cause = _as_signal(cause)
     exited = cause.kind is EndKind.EXIT
     rows = (
@@ -223,7 +225,7 @@ def _verdict(
 
 
 def _as_signal(cause: EndCause) -> EndCause:
-    """Row 4: what a shell reports as 128 + n was signal n."""
+    """Apply row 4: convert an exit code 128 + n to signal n."""
     if (
         cause.kind is EndKind.EXIT
         and cause.number is not None

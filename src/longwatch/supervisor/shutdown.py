@@ -1,5 +1,5 @@
-"""The end of a supervisor's programs: dependents before what they depend on, each with its
-grace, all under one deadline.
+"""Stops all programs of a supervisor: dependents first, each with its grace, all under one
+deadline.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ async def stop_in_waves(
     timeout: float | None,
     clock: Clock,
 ) -> None:
-    """Stop everything, wave by wave; with a policy by that one, else each by its own. What is
-    left after `timeout` is killed.
+    """Stop all programs, wave by wave, by `policy` if given, else each by its own. Programs that
+    are left after `timeout` are killed.
     """
     deadline = Deadline.after(timeout, clock)
     for wave in reversed(_stop_waves(programs)):
@@ -39,8 +39,8 @@ async def stop_in_waves(
 
 
 def _stop_waves(programs: Mapping[str, ManagedProgram]) -> list[list[str]]:
-    """All at once where a reload that did not come to its end has left them waiting for each
-    other.
+    """Return the waves; all programs at once if an unfinished reload left their dependencies
+    faulty.
     """
     dependency_map = {name: managed.plan.depends_on for name, managed in programs.items()}
     return [list(programs)] if dependency_problems(dependency_map) else start_waves(dependency_map)
@@ -49,7 +49,7 @@ def _stop_waves(programs: Mapping[str, ManagedProgram]) -> list[list[str]]:
 async def _wait_until_idle(
     programs: list[ManagedProgram], changes: ChangeSignal, deadline: Deadline
 ) -> None:
-    """Wait for them; a program that was given more time than there is has to go all the same."""
+    """Wait until they are idle; kill those that still run at the deadline, whatever their grace."""
     waiting = asyncio.ensure_future(
         changes.wait_until(lambda: all(managed.idle for managed in programs))
     )

@@ -1,9 +1,9 @@
-"""Supervises programs: as a service of any process, and behind `longwatch up` and `longwatch run`.
+"""Supervises programs, as a service of any process, and behind `longwatch up` and `longwatch run`.
 
-The life of a supervisor: lock the state directory → read the ledger → start the guardian → open the
-control socket → start every program that is desired → … → stop them, dependents first, under one
-deadline → stop the guardian → write the ledger. Everything but the public methods runs on one loop,
-so nothing here is locked. Code that acts on starts and ends of programs is a `ProgramListener`.
+The steps: lock the state directory → read the ledger → start the guardian → open the control socket
+→ start every desired program → … → stop them, dependents first, under one deadline → stop the
+guardian → write the ledger. Everything except the public methods runs on one event loop, so there
+are no locks. Code that acts on starts and ends of programs is a `ProgramListener`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FAST_SHUTDOWN_GRACE = 0.7
-"""What is left to the others when a critical program has broken: all is over within a second."""
+"""The grace of the other programs after a critical one broke: all end within a second."""
 THIRTY_DAYS = 30 * 86_400.0
 _START_BATCH = 10
 
@@ -59,21 +59,22 @@ _START_BATCH = 10
 class Supervisor(Service):
     """Keeps programs up in the background of this process.
 
-    `start` starts what is wanted; `stop` ends it all; `wait` returns when it has come to its end by
-    itself: because a critical program is broken or has failed for good (100), the `main_program`
-    has ended (its code), the guardian was lost (GuardianLostError), or a listener raised (its
-    error). In between `status`, `start_programs`, `stop_programs`, `restart_programs`,
-    `reset_programs` and `reload` may be called from any thread.
+    `start` starts the desired programs and `stop` stops all. `wait` returns when the supervisor
+    ends by itself: a critical program is broken or failed for good (100), the `main_program` ended
+    (its code), the guardian was lost (GuardianLostError), or a listener raised (its error).
+    `status`, `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload`
+    are thread-safe.
 
-    With a `state_dir`, the records of programs survive this process, and `longwatch status` and its
-    like can reach it; one supervisor for a directory. `plan_source` returns the plans for a reload,
-    and `extra_status` is added to what `longwatch status --json` says of the supervisor. With
-    `subreaper`, this process inherits the orphans of its programs. `on_guardian_started` is called
-    once the guardian runs, before anything else is opened: programs do not inherit what it changes.
-    `container_host` makes the connection to a container runtime; it is called on the loop, for the
-    first container. `refresh_plans` is called in a thread before a reset: it returns the plans that
-    hold now, None for the present ones. `command` is the command of ours that this process is. With
-    `shares_state_dir` others may use the directory, too, and no record survives this process.
+    With a `state_dir`, the records of programs survive this process, and commands such as
+    `longwatch status` can reach it. One supervisor at a time can own a directory. With
+    `shares_state_dir`, this process does not own it, and no record survives. `command` is the
+    Longwatch command that this process runs. `plan_source` returns the plans for a reload, and
+    `extra_status` is added to the supervisor's part of `longwatch status --json`. With `subreaper`,
+    this process inherits the orphans of its programs. `on_guardian_started` is called once the
+    guardian runs, before anything else is opened. Programs do not inherit what it changes.
+    `container_host` connects to a container runtime; it is called on the loop for the first
+    container. `refresh_plans` is called in a thread before a reset. It returns the new plans, or
+    None if they are unchanged.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -165,7 +166,7 @@ class Supervisor(Service):
         )
 
     def _reset(self) -> None:
-        """What belongs to one start of the supervisor."""
+        """Reset the state that belongs to one start of the supervisor."""
         self._finished = Wakeup()
         self._shutdown_task: asyncio.Task[None] | None = None
         self._kill_counter.killed = 0
@@ -175,8 +176,8 @@ class Supervisor(Service):
     # --- from any thread ---
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end; the exit code to pass on, None if the timeout passes first. Raises
-        what brought the end about.
+        """Wait for the end; return the exit code to pass on, None if the timeout passes first.
+        Raises the error that caused the end.
         """
         if not self.clock.wait(self._finished, timeout):
             return None
@@ -186,83 +187,77 @@ class Supervisor(Service):
 
     @property
     def is_shutting_down(self) -> bool:
-        """Whether it has begun to stop everything."""
+        """Whether it has begun to stop all programs."""
         return self._shutdown_task is not None
 
     def status(self, *names: str) -> list[ProgramStatus]:
-        """The facts of these programs, or of all."""
+        """Return the status of these programs, or of all."""
         return self._call_on_loop(self.commands.status(*names))
 
     def start_programs(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
     ) -> list[ProgramStatus]:
-        """Have them up; TryAgainError if one is not in time."""
+        """Start them and wait until they are up. Raises TryAgainError if one is not up in time."""
         return self._call_on_loop(self.commands.start(*names, ready=ready, timeout=timeout))
 
     def stop_programs(self, *names: str) -> list[ProgramStatus]:
-        """Have them down until somebody starts them again, also after a restart of the
-        supervisor.
-        """
+        """Stop them until a command starts them again, even if the supervisor restarts."""
         return self._call_on_loop(self.commands.stop(*names))
 
     def restart_programs(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
     ) -> list[ProgramStatus]:
-        """Stop and start them; TryAgainError if one is not up again in time."""
+        """Stop and start them. Raises TryAgainError if one is not up again in time."""
         return self._call_on_loop(self.commands.restart(*names, ready=ready, timeout=timeout))
 
     def reset_programs(self, *names: str) -> list[ProgramStatus]:
-        """Forget what went wrong with them; those that are broken start."""
+        """Forget their failures; broken programs start."""
         return self._call_on_loop(self.commands.reset(*names))
 
     def clear_liveness_state(self, name: str) -> None:
-        """Forget the failed liveness and the crash loops of a program: its probes begin anew."""
+        """Forget the failed liveness and the crash loops of a program: its probes start over."""
         self._call_on_loop(self.commands.clear_liveness(name))
 
     def reload(self, plans: Plans) -> ConfigReloaded:
-        """Follow other plans: start what is new, stop what is gone, start anew what changed,
-        leave alone the rest.
-        """
+        """Start new, stop removed and restart changed programs; leave the others as they are."""
         return self._call_on_loop(self._plan_follower.follow(self._registry, validate_plans(plans)))
 
     def shut_down(self, policy: StopPolicy | None = None) -> None:
-        """Begin to stop everything; `wait` tells when it is done. With a policy, by that instead
-        of each program's own.
+        """Begin to stop all programs; `wait` returns when that is done. A given policy replaces
+        that of each program.
         """
         self._call_soon(lambda: self._begin_shutdown(policy=policy))
 
     def kill(self) -> None:
-        """Kill everything, now."""
+        """Begin to kill all programs."""
         self._call_soon(lambda: self._begin_shutdown(policy=KILL_NOW, escalate=True))
 
     def kill_unhealthy(self, pid: int, reason: str) -> None:
-        """Kill the program of that process as unhealthy: it starts again by its policy."""
+        """Kill the program with this process, like a failed health check; its policy applies."""
         self._call_soon(lambda: self._registry.kill_unhealthy(pid, reason))
 
     def add_listener(self, listener: ProgramListener) -> None:
-        """Call this listener, after those added before it, for everything that happens from now
-        on. Add it before `start` to miss nothing.
-        """
+        """Call this listener from now on, as the last. Add it before `start` to miss nothing."""
         self._listeners.add(listener)
 
     def set_end_judge(self, judge: EndJudge) -> None:
-        """Have this judge say what is known about the ends of worker processes."""
+        """Use this judge for facts about the ends of worker processes."""
         self._end_judges.judge = judge
 
     def run_on_demand(
         self, choose: Callable[[Mapping[str, ProgramPlan]], Iterable[ProgramPlan]]
     ) -> None:
-        """Run the plans that `choose` makes of the present ones, by name, each once. It is called
-        on the loop and must not block. Nothing is run while the supervisor shuts down.
+        """Run the plans that `choose` returns for the current ones, by name, each once. `choose` is
+        called on the loop and must not block. Nothing runs while the supervisor shuts down.
         """
         self._call_on_loop(self._run_on_demand(choose))
 
     def stop_on_demand(self, group: str) -> None:
-        """Have the programs of the group that run on demand stop; returns at once."""
+        """Stop the programs of the group that run on demand. Returns at once."""
         self._call_soon(lambda: self._registry.stop_on_demand(group))
 
     def set_shutdown_timeout(self, seconds: float | None) -> None:
-        """How long a shutdown may take from now on; None: every program has its own grace."""
+        """Set how long a shutdown may take; None if every program has its own grace."""
         self._shutdown_timeout = seconds
 
     def signal(self, signum: int) -> None:
@@ -270,9 +265,7 @@ class Supervisor(Service):
         self._call_soon(lambda: self._registry.signal(signum))
 
     def request_reload(self) -> None:
-        """Read the source of plans again and follow it; what is wrong with it is told as an
-        event.
-        """
+        """Begin to read the source of plans again and switch to them. An error is only emitted."""
         if self.loop.started:
             self.loop.spawn(self._plan_follower.reload_quietly(self._registry))
 
@@ -301,7 +294,9 @@ class Supervisor(Service):
             undo.pop_all()
 
     def _stop(self, deadline: Deadline) -> bool:
-        """Stop the programs with what grace there is, then what held them."""
+        """Stop the programs with the grace that is left, then the guardian, the loop and the
+        files.
+        """
         if not self._finished.is_set():
             self.loop.call(self._shut_down_by(deadline), timeout=None)
         stopped = self.guardian.stop(deadline=deadline)
@@ -320,7 +315,7 @@ class Supervisor(Service):
             self._socket_directory.close()
         self._socket_directory = None
 
-    # --- on the loop: from the beginning to the end ---
+    # --- on the loop: start and shutdown ---
 
     async def _start_on_loop(self, records: Mapping[str, ProgramRecord]) -> None:
         assert self._socket_directory is not None
@@ -344,7 +339,7 @@ class Supervisor(Service):
                 self._registry.prepare(plan), strict=plan.name == self._main_program
             ).start_if_desired()
             if not number % _START_BATCH:
-                await asyncio.sleep(0)  # the guardian starts these while we get the next ones ready
+                await asyncio.sleep(0)  # the guardian starts these while we prepare the next
         if stopped := tuple(
             name
             for name, managed in self._registry.programs.items()
@@ -369,7 +364,7 @@ class Supervisor(Service):
             self._begin_shutdown(EXIT_NEEDS_OPERATOR, timeout=FAST_SHUTDOWN_GRACE)
 
     def _on_guardian_lost(self) -> None:
-        """With containers alone, no program fails by its death, and nothing else would end us."""
+        """Fail if only containers run, because none of them notices the guardian's death."""
         self._listeners.guardian_lost()
         runs = [managed for managed in self._registry.programs.values() if managed.up]
         if all(managed.plan.kind is ProgramKind.CONTAINER for managed in runs):
@@ -380,7 +375,7 @@ class Supervisor(Service):
         self._finished.set()
 
     def _on_listener_error(self, listener: ProgramListener, error: BaseException) -> None:
-        """Stop all programs with their grace; then `wait` raises the first error."""
+        """Stop all programs with their grace; `wait` then raises the first error."""
         self.events.emit(
             ProgramListenerFailed(listener=type(listener).__name__, error=describe_error(error))
         )
@@ -395,7 +390,7 @@ class Supervisor(Service):
         timeout: float | None = None,
         escalate: bool = False,
     ) -> None:
-        """Begin the end; a second time only to hasten it."""
+        """Begin to stop all programs. A second call has an effect only with `escalate`."""
         if self._shutdown_task is not None:
             if not escalate:
                 return
@@ -415,20 +410,20 @@ class Supervisor(Service):
                 timeout=timeout,
                 clock=self.clock,
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the end must hear of it
+        except Exception as error:  # noqa: BLE001 - `wait` must raise any error
             self._fail(error)
         if self._exit_code is None and self._main_program is not None:
             self._exit_code = self._main_exit_code(policy)
         self._finished.set()
 
     def _main_exit_code(self, policy: StopPolicy | None) -> int:
-        """That of its last life; of the signal that came before its first."""
+        """Return the exit code of its last activation; that of the signal if it never ran."""
         managed = self._registry.programs[self._main_program or ""]
         signal_code = EndCause.signal((policy or managed.plan.stop).signal).exit_code
         return signal_code if managed.exit_code is None else managed.exit_code
 
     async def _shut_down_by(self, deadline: Deadline) -> None:
-        """End, with no more grace than there is time."""
+        """Stop all programs before the deadline; kill those that are left near it."""
         self._begin_shutdown()
         left = deadline.remaining()
         assert self._shutdown_task is not None
@@ -442,11 +437,11 @@ class Supervisor(Service):
                 await self._shutdown_task
 
     def _open_container_host(self) -> ContainerHost:
-        """The one connection to the runtime, opened for the first container."""
+        """Return the one connection to the runtime, which is opened for the first container."""
         if self._container_host is None:
             if self._make_container_host is None:
                 raise TargetRefusedError(
-                    "this supervisor was given no container runtime; pass container_host="
+                    "this supervisor has no container runtime; pass container_host="
                 )
             self._container_host = self._make_container_host()
             self._container_host.on_started = self._on_started_elsewhere
@@ -455,13 +450,13 @@ class Supervisor(Service):
         return self._container_host
 
     def _on_started_elsewhere(self, name: str, started_at: float) -> None:
-        """A container of ours runs that is not watched; during a shutdown it was left running."""
+        """Handle an unwatched container, unless the shutdown left it running."""
         if not self.is_shutting_down:
             self._registry.started_elsewhere(name, started_at)
 
     @property
     def known_children(self) -> set[int]:
-        """The children of this process that code of ours waits for; no other may reap them."""
+        """The children of this process that our code waits for; no other code may reap them."""
         host = self._container_host
         return {self.guardian.pid or 0, *(host.child_pids() if host is not None else ())}
 
@@ -473,7 +468,7 @@ class Supervisor(Service):
         if self._state_directory is not None:
             await self._state_directory.close_control()
 
-    # --- on the loop: what is remembered, and other plans ---
+    # --- on the loop: records and plans ---
 
     def _save_record(self, name: str, record: ProgramRecord) -> None:
         if self._state_directory is not None:

@@ -1,4 +1,4 @@
-"""Makes the target of a plan: a process of the guardian, or a container of the runtime."""
+"""Creates the target of a plan: a process of the guardian, or a container of the runtime."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Streams(NamedTuple):
-    """Where a program's input comes from and its output goes: as in ProcessSpec. A container has
-    no input, and all its output goes to `stdout`.
+    """The input and output of a program, as in ProcessSpec. A container has no input, and all its
+    output goes to `stdout`.
     """
 
     stdin: int | None = None
     stdout: LineSink | int | None = 1
     stderr: LineSink | int | None = 2
     since: Callable[[], float] | None = None
-    """Called when a container is adopted: the wall time from which its output is copied; None: from
-    now on.
+    """Called when a container is adopted: returns the wall time from which its output is copied.
+    None to copy from now on.
     """
 
 
@@ -34,22 +34,24 @@ INHERITED_STREAMS = Streams()
 
 
 class TargetFactory(Protocol):
-    """Makes a target for each start."""
+    """Creates a target for each start."""
 
     def make(self, plan: ProgramPlan, streams: Streams, env: Mapping[str, str]) -> Target:
-        """The target of the plan; a process gets `env` added to its own."""
+        """Create the target of the plan; a process gets `env` added to its own."""
 
     def facts(self, plan: ProgramPlan) -> dict[str, Any]:
-        """What `status` shows of this kind while nothing of it is watched; plain JSON types."""
+        """Return the facts of this kind for `status` while no run is watched, in plain JSON
+        types.
+        """
 
 
 def inherited_streams(_: ProgramPlan) -> Streams:
-    """Output goes where this process's own goes."""
+    """Return streams that share the output of this process."""
     return Streams()
 
 
 class Targets:
-    """The targets of one supervisor. `container_host` is called for the first container."""
+    """Creates the targets of one supervisor. `container_host` is called for the first container."""
 
     def __init__(
         self, guardian: ProcessSpawner, container_host: Callable[[], ContainerHost]
@@ -59,7 +61,7 @@ class Targets:
 
     def make(self, plan: ProgramPlan, streams: Streams, env: Mapping[str, str]) -> Target:
         if not isinstance(plan.spec, ProcessSpec):
-            from longwatch.supervisor.containers.container_target import ContainerTarget  # noqa: PLC0415 - only for those that have containers
+            from longwatch.supervisor.containers.container_target import ContainerTarget  # noqa: PLC0415 - loaded only with containers
 
             return ContainerTarget(
                 plan.spec, host=self._container_host(), streams=streams, stop=plan.stop
