@@ -192,7 +192,9 @@ Plans = Iterable[ProgramPlan]
 
 
 def validate_plans(plans: Plans) -> dict[str, ProgramPlan]:
-    """Return the plans by name. Raises UsageError that lists all faults of their dependencies."""
+    """Return the plans by name. Raises UsageError if two have one name, or with all faults of their
+    dependencies.
+    """
     found: dict[str, ProgramPlan] = {}
     for plan in plans:
         if plan.name in found:

@@ -42,7 +42,7 @@ class ProgramRegistry:
     """Managed programs by name.
 
     `save_record` is called whenever the record of a program may have changed. `on_finished` is
-    called when a program ended for good, `on_error` when its task raised, which ends the
+    called after each activation of a program, `on_error` when its task raised, which ends the
     supervisor.
     """
 
