@@ -363,7 +363,7 @@ def test_a_supervisor_that_answers_nobody_any_more_is_told(shell: Shell) -> None
         dead.bind(str(shell.state / "control"))
         presence.publish_socket(shell.state / "control")
         assert shell.refusal("status", code=75).startswith(
-            f"nobody answers at {shell.state}/control: "
+            f"no supervisor answers at {shell.state}/control: "
         )
     presence.release()
 

@@ -42,7 +42,7 @@ from snippet import run_snippet
 
 Facts = dict[str, Any]
 NOBODY = 65534
-NOT_JSON = 'a request is one line with one JSON object, such as {"do": "status"}'
+NOT_JSON = 'expected one line with one JSON object, such as {"do": "status"}'
 
 
 class RunningServer:
@@ -354,7 +354,7 @@ def test_a_request_may_have_64_kib_and_not_a_byte_more(path: Path) -> None:
         connection.send(request + b" \n")
         assert {
             "ok": False,
-            "error": "a request has 65536 bytes at the most",
+            "error": "expected a request of at most 65536 bytes, got more",
             "exit_code": 2,
         } == connection.receive()
         assert None is connection.receive()
@@ -364,7 +364,7 @@ def test_a_request_may_have_64_kib_and_not_a_byte_more(path: Path) -> None:
 def test_the_client_tells_the_refusal_of_a_request_that_it_could_not_even_send(path: Path) -> None:
     with serving(path) as supervisor:
         assert (
-            "a request has 65536 bytes at the most"
+            "expected a request of at most 65536 bytes, got more"
             == supervisor.request(do="stop", programs=["x" * 5_000_000])["error"]
         )
 
@@ -546,7 +546,7 @@ def test_a_process_of_another_user_is_refused_whatever_the_mode_of_the_socket(sh
     with serving(short / "control") as supervisor, run_snippet(code) as stranger:
         supervisor.path.chmod(0o666)
         stranger.send_line(str(supervisor.path))
-        told = f"user {NOBODY} may not control this supervisor; ask as the user who started it"
+        told = f"user {NOBODY} may not control this supervisor; run as the user that started it"
         assert {"ok": False, "error": told, "exit_code": 2} == json.loads(stranger.read_line())
         assert set() == supervisor.server._connections
 
@@ -561,7 +561,7 @@ def test_a_socket_that_a_killed_supervisor_left_behind_is_replaced(path: Path) -
         killed.read_line()
         killed.signal(signal.SIGKILL)
         killed.wait()
-    with pytest.raises(TryAgainError, match="nobody answers at"):
+    with pytest.raises(TryAgainError, match="no supervisor answers at"):
         send_request(path, {"do": "status"}, timeout=TIMEOUT)
     with serving(path) as supervisor:
         assert True is supervisor.request(do="status")["ok"]
@@ -639,7 +639,7 @@ def test_a_supervisor_that_ends_before_it_has_answered_is_told(path: Path, said:
 def test_an_answer_that_is_none_is_told(path: Path) -> None:
     with (
         fake_supervisor(path, lambda it: it.sendall(b"[]\n")),
-        pytest.raises(LongwatchError, match="of another version"),
+        pytest.raises(LongwatchError, match="has the same version"),
     ):
         send_request(path, {}, timeout=TIMEOUT)
 
@@ -672,7 +672,7 @@ def test_a_supervisor_that_accepts_nobody_is_told(path: Path) -> None:
 
 
 def test_a_socket_that_is_gone_is_told(path: Path) -> None:
-    with pytest.raises(TryAgainError, match="nobody answers at"):
+    with pytest.raises(TryAgainError, match="no supervisor answers at"):
         send_request(path, {}, timeout=TIMEOUT)
 
 

@@ -270,7 +270,7 @@ def test_a_stop_that_cannot_be_remembered_is_told(
     supervisor = make_supervisor(ProgramPlan.of("a", SLEEPER))
     wait_for_status(supervisor, "a", up=True)
     monkeypatch.setattr(SqliteDatabase, "write", full)
-    with pytest.raises(TryAgainError, match=r"done, but not remembered .*: the disk is full"):
+    with pytest.raises(TryAgainError, match=r"done, but could not be saved .*: the disk is full"):
         supervisor.stop_programs("a")
     assert "stopped" == facts(supervisor, "a")["state"]
     monkeypatch.undo()

@@ -236,7 +236,7 @@ def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None
     (tmp_path / LOCK_FILE).symlink_to(tmp_path / "other")
     with pytest.raises(UsageError):
         SupervisorLock.acquire(tmp_path)
-    with pytest.raises(UsageError, match="ask as the user who started it"):
+    with pytest.raises(UsageError, match="run as the user that started it"):
         find_supervisor(tmp_path)
     assert "precious" == (tmp_path / "other").read_text()
 

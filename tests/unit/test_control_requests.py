@@ -65,7 +65,7 @@ def test_a_misspelled_key_is_refused_with_the_nearest_and_nothing_is_done(comman
 @pytest.mark.parametrize("command", ["stop", "start", "restart", "reset", "clear-liveness"])
 @pytest.mark.parametrize("selection", [{}, {"programs": []}, {"all": False}])
 def test_a_command_that_names_nothing_is_refused(command: str, selection: Facts) -> None:
-    assert (f'a {command} request names "programs", or says "all": true') == Rig().refusal(
+    assert (f'a {command} request needs "programs" or "all": true, got neither') == Rig().refusal(
         {"do": command, **selection}
     )
 
@@ -78,7 +78,10 @@ def test_a_command_that_names_nothing_is_refused(command: str, selection: Facts)
         ({"programs": None}, '"programs" must be a list of names, not null'),
         ({"all": 1}, '"all" must be true or false, not 1'),
         ({"all": "true"}, '"all" must be true or false, not "true"'),
-        ({"programs": ["web"], "all": True}, 'name "programs" or say "all": true, not both'),
+        (
+            {"programs": ["web"], "all": True},
+            'expected "programs" or "all": true, got both; remove one',
+        ),
         ({"all": True, "ready": "yes"}, '"ready" must be true or false, not "yes"'),
     ],
 )

@@ -1,5 +1,5 @@
-"""Asking a supervisor over its control socket: one line of JSON there, one line back. Plain
-blocking sockets, quick to import.
+"""Sends requests to a supervisor over its control socket: one line of JSON each way. Uses blocking
+sockets only, so it is quick to import.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ ControlResponse = dict[str, Any]
 
 
 class NoAnswerError(TryAgainError):
-    """The supervisor has ended, or ended before it answered."""
+    """The supervisor ended before it answered."""
 
 
 _CHUNK_BYTES = 64 * 1024
 _RETRY_INTERVAL = 0.01
 _CREDENTIALS = struct.Struct("iII")
-"""As the kernel fills them in: pid, uid, gid."""
+"""The credentials from the kernel: pid, uid, gid."""
 
 
 def send_request(socket: Path, request: Mapping[str, object], *, timeout: float) -> ControlResponse:
-    """What the supervisor answers to a request, also when that is a no; TryAgainError if it does
-    not answer at all.
+    """Send a request and return the answer, which may be a refusal. Blocking.
+
+    Raises TryAgainError if the supervisor does not answer, DeadlineExceededError if it takes longer
+    than `timeout`.
     """
     deadline = Deadline.after(timeout, SystemClock())
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
@@ -42,27 +44,28 @@ def send_request(socket: Path, request: Mapping[str, object], *, timeout: float)
             return _parse_response(_receive_line(connection, deadline))
         except TimeoutError:
             raise DeadlineExceededError(
-                f"the supervisor has not answered within {timeout:g} s; what it was told it "
-                f"may still do, `longwatch status` shows"
+                f"the supervisor did not answer within {timeout:g} s, but may still run the "
+                f"command; see `longwatch status`"
             ) from None
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoAnswerError(
-                f"nobody answers at {socket}: the supervisor is just ending, or its socket "
-                f"was removed"
+                f"no supervisor answers at {socket}: it is ending, or its socket was removed; try "
+                f"again, or start it again"
             ) from None
         except PermissionError:
             raise UsageError(
-                f"{socket} belongs to another user; ask as the user who started the supervisor"
+                f"{socket} belongs to another user; run as the user that started the supervisor"
             ) from None
         except ConnectionError:
             raise _disconnected_error() from None
 
 
 class ProcessWatch:
-    """Waits for the end of the process behind a control socket. Made before it is told to end.
+    """Waits for the end of the process behind a control socket. Create it before the process is
+    asked to end.
 
-    The kernel says which process that is, numbered as here. None is watched where it cannot be
-    seen, as in another PID namespace, or has ended.
+    The kernel reports the pid of that process. No process is watched if it has ended, or if it is
+    not visible here, for example in another PID namespace.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -79,7 +82,9 @@ class ProcessWatch:
             self._descriptor = os.pidfd_open(pid) if pid > 0 else -1
 
     def wait(self, deadline: Deadline) -> bool:
-        """Whether the process has ended by then; True if none is watched."""
+        """Wait for the end; return whether the process ended by the deadline. True if none is
+        watched.
+        """
         if self._descriptor < 0:
             return True
         left = deadline.remaining()
@@ -88,14 +93,16 @@ class ProcessWatch:
         return bool(poller.poll(None if left is None else left * 1000))
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop watching the process. Idempotent."""
         self._descriptor, closing = -1, self._descriptor
         if closing >= 0:
             os.close(closing)
 
 
 def _send_line(connection: sockets.socket, socket: Path, line: bytes, deadline: Deadline) -> None:
-    """A refusal may come before everything was sent; then it is there to be read."""
+    """Connect and send a line. A refusal may come before the line is sent, and can then be
+    received.
+    """
     while not _try_connect(connection, socket, deadline):
         deadline.clock.wait(Wakeup(), _RETRY_INTERVAL)
     with suppress(BrokenPipeError):
@@ -104,8 +111,8 @@ def _send_line(connection: sockets.socket, socket: Path, line: bytes, deadline: 
 
 
 def _try_connect(connection: sockets.socket, socket: Path, deadline: Deadline) -> bool:
-    """Whether we got through; a unix socket with a timeout does not wait until there is room in
-    the queue.
+    """Try to connect; False if the queue of the socket is full. A Unix socket with a timeout does
+    not wait for room in it.
     """
     connection.settimeout(_remaining(deadline))
     try:
@@ -127,7 +134,9 @@ def _receive_line(connection: sockets.socket, deadline: Deadline) -> bytes:
 
 
 def _remaining(deadline: Deadline) -> float | None:
-    """For `settimeout`, to which 0 would mean not to wait but to fail in another way."""
+    """Return the seconds for `settimeout`. Raises TimeoutError at 0, which would mean not to
+    block.
+    """
     left = deadline.remaining()
     if left == 0:
         raise TimeoutError
@@ -139,10 +148,13 @@ def _parse_response(line: bytes) -> ControlResponse:
         response = json.loads(line)
         if isinstance(response, dict):
             return response
-    raise LongwatchError("the supervisor's answer cannot be read; is it of another version?")
+    raise LongwatchError(
+        "expected one JSON object from the supervisor, found something else; check that it has "
+        "the same version"
+    )
 
 
 def _disconnected_error() -> NoAnswerError:
     return NoAnswerError(
-        "the supervisor ended, or hung up, before it answered; look with `longwatch status`"
+        "the supervisor ended or disconnected before it answered; see `longwatch status`"
     )

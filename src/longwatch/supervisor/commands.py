@@ -1,4 +1,4 @@
-"""What an operator can have done: by the control socket, and from code. On the loop."""
+"""Runs the commands of operators, from the control socket and from code. Used on the event loop."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from longwatch.supervisor.program_registry import ProgramRegistry
 
 START_TIMEOUT = 30.0
 MIN_UPTIME = 0.3
-"""Seconds that a program has to be up before we say that it is: many fail at once."""
+"""Seconds that a program must be up before a start counts as successful: many fail at once."""
 _HELD_BACK = frozenset({ProgramState.WAITING, ProgramState.BROKEN})
 _FAILED_TO_START = frozenset({ProgramState.WAITING, ProgramState.BROKEN, ProgramState.ENDED})
-"""Where a start may lead that was no good."""
+"""The states of a program whose start failed."""
 
 
 class ProgramCommands:
-    """Changes what is wanted of programs and waits for it to be so.
+    """Changes the desired state of programs and waits until they reach it.
 
-    Each takes names, none meaning all of them, and returns the statuses of those programs.
-    `flush_records` returns when every change is on disk: an operator's stop survives us. `refusal`
-    says why no command is accepted any more, empty while they are. `refresh_plans` follows the
-    files of containers as they are now. `shut_down` begins to stop everything, `measure` returns
-    what the trees of all programs use, by the pids of their first processes.
+    Each command takes names, or none for all programs, and returns the statuses of those programs.
+    `flush_records` returns when every change is on disk, so that an operator's stop survives this
+    process. `refusal` returns why commands are refused, empty while they are accepted.
+    `refresh_plans` reads the files of containers again. `shut_down` begins to stop everything.
+    `measure` returns the usage of all programs, by the pids of their first processes.
     """
 
-    def __init__(  # noqa: PLR0913 - what commands change, and what they need for it
+    def __init__(  # noqa: PLR0913 - the programs, and what commands need to change them
         self,
         registry: ProgramRegistry,
         *,
@@ -62,8 +62,8 @@ class ProgramCommands:
         return [managed.status() for managed in self._select(names)]
 
     async def usage(self, *names: str) -> list[ProgramStatus]:
-        """What the whole process trees of programs that run use; None each where that cannot be
-        seen from here.
+        """Return the usage of the process trees of running programs; None for values that are not
+        visible on this host.
         """
         running = [managed for managed in self._select(names) if managed.up]
         usages = await self._measure() if running else {}
@@ -87,7 +87,7 @@ class ProgramCommands:
     async def start(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
     ) -> list[ProgramStatus]:
-        """Have them up; returns when they are, or with `ready` when they are ready.
+        """Start them; return when they are up, or with `ready` when they are ready. Raises
         TryAgainError if one is not.
         """
         programs = [
@@ -107,8 +107,8 @@ class ProgramCommands:
         return await self._wait_until_up(starts_before, ready=ready, timeout=timeout)
 
     async def stop(self, *names: str) -> list[ProgramStatus]:
-        """Have them down, and keep them so; returns when they are, or another caller has started
-        them again. TryAgainError if processes of one may still run.
+        """Stop them and keep them stopped; return when they are down, or another caller has started
+        them again. Raises TryAgainError if processes of one may still run.
         """
         programs = self._accept("stop", names)
         were_up = [managed for managed in programs if managed.up]
@@ -128,8 +128,8 @@ class ProgramCommands:
     async def restart(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
     ) -> list[ProgramStatus]:
-        """Stop and start them, of all only those that are wanted; returns when they are up
-        again. Those that run on demand only stop.
+        """Stop and start them; return when they are up again. Without names, restarts only desired
+        programs. Programs that run on demand only stop.
         """
         accepted = [
             managed for managed in self._accept("restart", names) if names or managed.desired
@@ -145,7 +145,7 @@ class ProgramCommands:
             else []
         )
         for managed in programs:
-            if managed.plan.group:  # one after another: the others go on with the work
+            if managed.plan.group:  # one after another, so that the others continue the work
                 statuses += await self._restart([managed], ready=True, timeout=timeout)
         return statuses
 
@@ -164,8 +164,8 @@ class ProgramCommands:
         return await self._wait_until_up(starts_before, ready=ready, timeout=timeout)
 
     async def reset(self, *names: str) -> list[ProgramStatus]:
-        """Forget what went wrong; those that are broken or wait start now. What files say of
-        containers is read again first.
+        """Forget their failures; programs that are broken or wait for a restart start now. Reads
+        the files of containers again first.
         """
         self._select(names)
         await self._refresh_plans()
@@ -178,7 +178,7 @@ class ProgramCommands:
         )
 
     async def _settle_reset(self, programs: Sequence[ManagedProgram]) -> None:
-        """Wait a moment until those that were broken or waited have begun to start."""
+        """Wait a moment until programs that were broken or waited begin to start."""
         waiting = asyncio.ensure_future(
             self._changes.wait_until(
                 lambda: not any(managed.state in _HELD_BACK for managed in programs)
@@ -188,7 +188,7 @@ class ProgramCommands:
         waiting.cancel()
 
     async def clear_liveness(self, *names: str) -> list[ProgramStatus]:
-        """Forget failed liveness and crash loops; the probes of those that run begin anew."""
+        """Forget failed liveness and crash loops, and start the probes of running programs over."""
         programs = self._accept("clear-liveness", names)
         for managed in programs:
             managed.program.clear_liveness_state()
@@ -196,7 +196,7 @@ class ProgramCommands:
             [managed.status() for managed in programs], await self._save(programs)
         )
 
-    # --- small words ---
+    # --- selection and waiting ---
 
     def _select(self, names: Sequence[str]) -> list[ManagedProgram]:
         found = (
@@ -207,7 +207,7 @@ class ProgramCommands:
         return [self._programs[name] for name in dict.fromkeys(found)]
 
     def _resolve(self, name: str) -> list[str]:
-        """The program of that name, or those of the group of that name."""
+        """Return the program of that name, or those of the group of that name."""
         here = {known: managed for known, managed in self._programs.items() if not managed.retired}
         if name in here:
             return [name]
@@ -236,7 +236,7 @@ class ProgramCommands:
         return programs
 
     async def _save(self, programs: Iterable[ManagedProgram]) -> str:
-        """Have it on disk; why it is not, if it is not."""
+        """Write their records to disk; return why that failed, empty if it did not."""
         for managed in programs:
             self._registry.program_changed(managed.plan.name)
         try:
@@ -248,7 +248,7 @@ class ProgramCommands:
     async def _wait_until_up(
         self, starts_before: Mapping[ManagedProgram, int], *, ready: bool, timeout: float
     ) -> list[ProgramStatus]:
-        """Wait until each is up after more starts than it had, or has failed to be."""
+        """Wait until each is up after a new start, or has failed to start."""
         save_error = await self._save(starts_before)
         holds = partial(_all_started_or_failed, starts_before, ready=ready)
         waiting = asyncio.ensure_future(self._changes.wait_until(holds))
@@ -261,7 +261,7 @@ class ProgramCommands:
 def _require_saved(statuses: list[ProgramStatus], save_error: str) -> list[ProgramStatus]:
     if save_error:
         raise TryAgainError(
-            f"it is done, but not remembered for the next start of the supervisor: {save_error}"
+            f"it is done, but could not be saved for the next start of the supervisor: {save_error}"
         )
     return statuses
 
@@ -276,7 +276,7 @@ def _require_all_gone(programs: Iterable[ManagedProgram]) -> None:
 
 
 def _run_has_ended(managed: ManagedProgram, starts: int) -> bool:
-    """Whether the run that was there is."""
+    """Return whether the run from before has ended."""
     return not managed.up or managed.program.record.starts > starts
 
 
@@ -288,9 +288,7 @@ def _all_started_or_failed(starts_before: Mapping[ManagedProgram, int], *, ready
 
 
 def _started_or_failed(managed: ManagedProgram, starts_before: int, *, ready: bool) -> bool:
-    """Whether it is up (or ready) since it has had more starts than before, or it is clear that
-    it will not be for now.
-    """
+    """Return whether it is up (or ready) after a new start, or has failed to start for now."""
     if managed.idle:
         return True
     if managed.start_requested or managed.program.record.starts <= starts_before:

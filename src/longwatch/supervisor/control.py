@@ -1,10 +1,10 @@
-"""The control socket of a supervisor: lines of JSON from those who may tell it what to do.
+"""The control socket of a supervisor: receives requests as lines of JSON, and answers each.
 
-A connection carries one request after another, each a line of 64 KiB at the most, each answered by
-one line. Connections do not wait for each other. Nobody can keep the others out: whoever says
-nothing for a while, or does not take his answer, is hung up on, and when there are too many the one
-that has been silent longest has to go. What a request has set going is not undone because the one
-who asked has left.
+A connection carries one request after another, each one line of at most 64 KiB, answered by one
+line. Connections do not wait for each other, and no client can keep others out. A client that is
+idle for a while, or does not read its answer, is disconnected. When there are too many connections,
+the one that has been idle longest is closed. A command that was started continues even if its
+client disconnects.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ MAX_REQUEST_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
 IDLE_TIMEOUT = 60.0
 _CREDENTIALS = struct.Struct("iII")
-"""As the kernel fills them in: pid, uid, gid."""
+"""The credentials from the kernel: pid, uid, gid."""
 _WRONG_USE = UsageError.exit_code
 _TRY_AGAIN = TryAgainError.exit_code
 
 
 class ControlServer:
-    """Answers requests on a unix socket, 0600, to processes of this user and of root.
+    """Answers requests on a Unix socket (mode 0600), from processes of this user and of root.
 
-    `handle` is called on the loop with each request and gives the answer, to which `"ok": true` is
-    added unless it says otherwise. A LongwatchError that it raises becomes `{"ok": false, "error":
-    …, "exit_code": …}`; anything else does too, with exit code 1, and is emitted as
-    ControlCommandFailed.
+    `handle` is called on the event loop with each request and returns the answer, to which `"ok":
+    true` is added unless the answer has an `ok`. A LongwatchError that it raises becomes `{"ok":
+    false, "error": …, "exit_code": …}`. Any other error does too, with exit code 1, and is emitted
+    as ControlCommandFailed.
     """
 
-    def __init__(  # noqa: PLR0913 - a socket and its surroundings, the limits optional
+    def __init__(  # noqa: PLR0913 - a socket and its dependencies, the limits optional
         self,
         path: Path,
         handle: Callable[[ControlRequest], Awaitable[ControlResponse]],
@@ -71,7 +71,9 @@ class ControlServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Listen; a socket that a killed supervisor left behind is replaced."""
+        """Listen. Replaces the socket of a killed supervisor. Raises UsageError if the path cannot
+        be used.
+        """
         listening = _bind(self.path)
         try:
             self._server = await asyncio.start_unix_server(
@@ -82,7 +84,7 @@ class ControlServer:
             raise
 
     async def close(self) -> None:
-        """Hang up on everybody, also on those whose answer is not there yet; idempotent."""
+        """Close all connections, also those that wait for an answer. Idempotent."""
         if self._server is None:
             return
         self._server.close()
@@ -105,11 +107,13 @@ class ControlServer:
         task.add_done_callback(self._tasks.discard)
 
     def _refusal(self, connection: _Connection) -> bytes | None:
-        """Why this one is not let in; to make room for it another may have to go."""
+        """Return the error for a connection that is refused, else None. May close another to make
+        room.
+        """
         uid = connection.uid
         if uid not in {os.geteuid(), 0}:
             return _error_response(
-                f"user {uid} may not control this supervisor; ask as the user who started it",
+                f"user {uid} may not control this supervisor; run as the user that started it",
                 _WRONG_USE,
             )
         if len(self._connections) >= self._max_connections and not self._evict_idle():
@@ -120,8 +124,8 @@ class ControlServer:
         return None
 
     def _evict_idle(self) -> bool:
-        """Hang up on those who have left while they were being answered, else on the one that
-        has been silent longest.
+        """Close connections whose client disconnected while it waited for an answer, else the one
+        that has been idle longest. Returns whether any was closed.
         """
         left = [connection for connection in self._connections if connection.is_disconnected]
         silent = [connection for connection in self._connections if not connection.busy]
@@ -138,17 +142,19 @@ class ControlServer:
             while await self._serve_one(connection):
                 connection.last_active = self._clock.monotonic()
         except OSError:
-            return  # it has left, or took too long
+            return  # the client disconnected or timed out
         finally:
             self._drop(connection)
 
     async def _serve_one(self, connection: _Connection) -> bool:
-        """One request and its answer; False when there will be no other."""
+        """Read one request and answer it; False if no other follows."""
         try:
             line = await self._with_idle_timeout(connection.reader.readline())
         except ValueError:
             connection.send(
-                _error_response(f"a request has {MAX_REQUEST_BYTES} bytes at the most", _WRONG_USE)
+                _error_response(
+                    f"expected a request of at most {MAX_REQUEST_BYTES} bytes, got more", _WRONG_USE
+                )
             )
             await self._with_idle_timeout(connection.writer.drain())
             return False
@@ -160,7 +166,9 @@ class ControlServer:
         return True
 
     async def _with_idle_timeout(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of waiting for the other side; TimeoutError when it lets us wait too long."""
+        """Return the result of waiting for the client. Raises TimeoutError after the idle
+        timeout.
+        """
         waiting = asyncio.ensure_future(work)
         try:
             if await wait_until_done(waiting, self._idle_timeout, self._clock):
@@ -173,20 +181,20 @@ class ControlServer:
         request = _parse_request(line)
         if request is None:
             return _error_response(
-                'a request is one line with one JSON object, such as {"do": "status"}', _WRONG_USE
+                'expected one line with one JSON object, such as {"do": "status"}', _WRONG_USE
             )
         try:
             return _encode({"ok": True, **await self._handle(request)})
         except LongwatchError as error:
             return _error_response(str(error), error.exit_code)
-        except Exception as error:  # noqa: BLE001 - a fault in one command must not take the others away; the event tells
+        except Exception as error:  # noqa: BLE001 - a failed command must not stop the server; the event has the error
             problem = " ".join(describe_error(error).split())
             self._events.emit(ControlCommandFailed(command=str(request.get("do")), error=problem))
             return _error_response(problem, LongwatchError.exit_code)
 
 
 class _Connection:
-    """One client."""
+    """The connection of one client."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, last_active: float
@@ -194,13 +202,13 @@ class _Connection:
         self.reader = reader
         self.writer = writer
         self.last_active = last_active
-        """When it was last heard of."""
+        """When its last request was answered, or it connected."""
         self.busy = False
-        """Whether it waits for its answer, and not we for it."""
+        """Whether a request of it is being processed."""
         self._socket: socket.socket = writer.get_extra_info("socket")
         writer.transport.set_write_buffer_limits(
             high=0
-        )  # `drain` waits until everything is with the kernel
+        )  # so that `drain` waits until the kernel has all data
 
     @property
     def uid(self) -> int:
@@ -211,7 +219,9 @@ class _Connection:
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether nobody can read an answer any more; one who has only said his last word can."""
+        """Whether the client cannot read an answer any more. A client that only closed its writing
+        side can.
+        """
         if self._socket.fileno() < 0:
             return True
         poller = select.poll()
@@ -220,7 +230,7 @@ class _Connection:
 
     @contextmanager
     def processing(self) -> Iterator[None]:
-        """Around the making of its answer."""
+        """Mark the connection as busy while its request is processed."""
         self.busy = True
         try:
             yield
@@ -235,13 +245,11 @@ class _Connection:
 
 
 def _bind(path: Path) -> socket.socket:
-    """A socket of ours alone at this path."""
+    """Bind a socket with mode 0600 at this path."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale_socket(path)
-        os.fchmod(
-            listening.fileno(), 0o600
-        )  # so that it is made with that mode, and is never another
+        os.fchmod(listening.fileno(), 0o600)  # the file has this mode from the start
         listening.bind(str(path))
     except OSError as error:
         listening.close()
@@ -256,7 +264,7 @@ def _remove_stale_socket(path: Path) -> None:
 
 
 def _parse_request(line: bytes) -> ControlRequest | None:
-    """The request, if it is one."""
+    """Parse a request; None if it is not a JSON object."""
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Runs the requests of the control socket as commands, and forms their responses. On the loop.
+"""Runs the requests of the control socket as commands, and forms their responses. Used on the loop.
 
-A request is checked before anything is done: an unknown key, a wrong type or a command that names
+A request is validated before anything is done: an unknown key, a wrong type or a command that names
 no programs is refused. A misspelled key therefore never widens a command to all programs.
 """
 
@@ -38,17 +38,17 @@ _COMMAND_KEYS: Mapping[str, tuple[str, ...]] = {
     "down": (),
     "reload": (),
 }
+"""The keys that each command takes besides `do`."""
 _READING_COMMANDS = frozenset({"status", "usage"})
-"""They change nothing, so they need not say that all programs are meant."""
-"""The keys that each command takes beside `do`."""
+"""Commands that change nothing, so they may omit the selection to mean all programs."""
 
 
 class ControlRequests:
-    """Answers requests; UsageError for one that cannot be understood. `extra_status` is
-    added to the status of the supervisor.
+    """Answers requests. Raises UsageError for an invalid one. `extra_status` is added to the status
+    of the supervisor.
     """
 
-    def __init__(  # noqa: PLR0913 - what can be asked about
+    def __init__(  # noqa: PLR0913 - the parts that requests are about
         self,
         commands: ProgramCommands,
         reload: Callable[[], Awaitable[ConfigReloaded]],
@@ -66,7 +66,7 @@ class ControlRequests:
         self._extra_status = extra_status
 
     async def handle(self, request: Mapping[str, Any]) -> ControlResponse:
-        """Run one request; UsageError if it is not one of the protocol."""
+        """Run one request and return its response. Raises UsageError if the request is invalid."""
         command = _command(request)
         _require_known_keys(request, command)
         if command == "reload":
@@ -104,7 +104,7 @@ class ControlRequests:
         }
 
     def _program_response(self, programs: list[ProgramStatus]) -> ControlResponse:
-        """The facts, and where each program's output is kept."""
+        """Return the statuses, each with the path of the program's log."""
         return {
             "programs": [
                 {**facts, "log": str(self._state_dir / "logs" / f"{facts['name']}.log")}
@@ -134,15 +134,15 @@ def _require_known_keys(request: Mapping[str, Any], command: str) -> None:
 
 
 def _names(request: Mapping[str, Any], command: str) -> list[str]:
-    """The programs that a request names; none if it says that all are meant."""
+    """Return the programs that a request names; empty if it selects all."""
     everything = _flag(request, "all")
     names = request.get("programs", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f'"programs" must be a list of names, not {_shown(names)}')
     if names and everything:
-        raise UsageError('name "programs" or say "all": true, not both')
+        raise UsageError('expected "programs" or "all": true, got both; remove one')
     if not names and not everything and command not in _READING_COMMANDS:
-        raise UsageError(f'a {command} request names "programs", or says "all": true')
+        raise UsageError(f'a {command} request needs "programs" or "all": true, got neither')
     return names
 
 
@@ -168,7 +168,7 @@ def _timeout(request: Mapping[str, Any]) -> float:
 
 
 def _shown(value: object) -> str:
-    """A value of a request as the client wrote it, in one short line."""
+    """Format a value of a request as JSON, in one short line."""
     return printable(json.dumps(value), max_chars=60)
 
 

@@ -1,10 +1,5 @@
-"""A directory of one supervisor for its sockets: short enough for their addresses, its owner's
-alone, gone when it is.
-
-A supervisor holds a lock on its directory for as long as it lives. The next supervisor that makes
-one removes those that are not locked: their supervisors were killed. A directory may be removed
-after it was made and before it was locked. Its maker notices that once it has the lock, and makes
-another.
+"""The directory for the sockets of one supervisor: with a short path, accessible only to its owner,
+and removed with the supervisor.
 """
 
 from __future__ import annotations
@@ -23,8 +18,8 @@ _PREFIX = "up-"
 
 
 class SocketDirectory:
-    """The directory, held by a lock for as long as its maker lives; what a killed one left is
-    removed by the next.
+    """The directory, locked as long as its supervisor lives. The next supervisor removes
+    directories of killed ones.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -42,15 +37,15 @@ class SocketDirectory:
             lock = open_locked(path, os.O_DIRECTORY, wait=True)
             if (
                 lock is not None and path.is_dir()
-            ):  # else somebody took it for abandoned before it was locked
+            ):  # else another supervisor removed it as stale before it was locked
                 return cls(path, lock)
 
     def socket_path(self, name: str, uid: int | None = None) -> Path:
-        """Where a socket of that name may be; for another user's process in a directory that it can
-        pass: it cannot come here.
+        """Return the path for a socket of that name. For a process of another user, which has no
+        access to this directory, it is in a directory that this user can traverse.
 
-        That one stays ours as well. In a directory of theirs they could put a link in the socket's
-        place, and we would open up whatever it leads to.
+        We own that directory too. In a directory of its own, the user could replace the socket by a
+        symlink, and we would change the mode of its target.
         """
         if uid is None or uid == os.getuid():
             return self.path / name
@@ -65,7 +60,7 @@ class SocketDirectory:
 
 
 def _remove(path: Path) -> None:
-    """The directory, and what it names outside of it."""
+    """Remove the directory, and the directories outside that it links to."""
     for outside in path.glob("*.outside"):
         shutil.rmtree(outside.resolve(), ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)

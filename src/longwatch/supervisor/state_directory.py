@@ -1,5 +1,5 @@
-"""What a supervisor has in its state directory: the claim to it, the ledger, and the way to
-reach it.
+"""The parts of a supervisor in its state directory: the lock, the ledger, and the control
+socket.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ RequestHandler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class StateDirectory:
-    """Opened when the supervisor starts, closed when it stops. `open` and `close` wait for the
-    disk. The rest is for the loop and does not, but for `open_control`: it writes one line before
-    any program runs.
+    """The state directory, opened when the supervisor starts and closed when it stops.
 
-    A supervisor that is `shared` leaves the directory to others as well. It remembers nothing, and
-    goes on without control if the directory cannot be used.
+    `open` and `close` block on the disk. The other methods are for the event loop and do not,
+    except `open_control`, which writes one line before any program runs.
+
+    A `shared` supervisor does not own the directory. It saves no records, and runs without control
+    if the directory cannot be used.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class StateDirectory:
         self._control: ControlServer | None = None
 
     def open(self, known: Collection[str], *, forget_after: float) -> dict[str, ProgramRecord]:
-        """Claim the directory, made if it is new, and read what is remembered."""
-        with suppress(OSError):  # the claim tells
+        """Lock the directory, created if it is new, and read the records of programs."""
+        with suppress(OSError):  # the lock reports it
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_trusted(self.path)
         if self._shared:
@@ -78,8 +79,8 @@ class StateDirectory:
             self._events.emit(ControlUnavailable(reason=describe_error(error)))
 
     async def open_control(self, socket: Path, handle: RequestHandler) -> None:
-        """Open the control socket and say where it is."""
-        if self._lock is None:  # the event has said why
+        """Open the control socket and publish its path."""
+        if self._lock is None:  # `_share` has emitted why
             return
         self._control = ControlServer(socket, handle, clock=self._clock, events=self._events)
         try:
@@ -104,8 +105,8 @@ class StateDirectory:
             self._control = None
 
     def close(self, deadline: Deadline) -> bool:
-        """Write what is unwritten and release the directory. False if the disk does not answer in
-        time: then the lock goes with this process.
+        """Write pending records and release the directory. Returns False if the disk does not
+        answer in time: then the lock is held until this process ends.
         """
         if self._ledger is not None:
             if not self._ledger.stop(deadline=deadline):
@@ -120,8 +121,8 @@ class StateDirectory:
 def require_trusted(state_dir: Path) -> None:
     """Raise UsageError if any other user can put files into the state directory.
 
-    The sticky bit does not help: it lets others make a lock file, a ledger or a log before we do.
-    A symbolic link is followed only if this user or root made it.
+    The sticky bit does not help: it lets others create a lock file, a ledger or a log before we do.
+    A symbolic link is followed only if this user or root created it.
     """
     for path in (state_dir, *(state_dir / name for name in _DIRECTORIES)):
         if problem := _find_problem(path):
@@ -132,11 +133,13 @@ def require_trusted(state_dir: Path) -> None:
 
 
 def _find_problem(path: Path) -> str:
-    """Why the directory is not safe, and a cure; empty if it is, or is not there."""
+    """Return why the directory is not safe and what to do; empty if it is safe or does not
+    exist.
+    """
     try:
         entry, found = path.lstat(), path.stat()
     except OSError:
-        return ""  # found out where it is used
+        return ""  # its first use reports this
     if stat.S_ISLNK(entry.st_mode) and entry.st_uid not in {0, os.geteuid()}:
         return f"is a symbolic link of user {entry.st_uid}; replace it by a directory"
     if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH:

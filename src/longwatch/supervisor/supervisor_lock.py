@@ -1,17 +1,17 @@
-"""Who supervises here: one lock in the state directory, held for as long as the supervisor lives.
+"""The lock of a state directory, held as long as its supervisor lives.
 
-`supervisor.lock` says two things. Its lock says whether a supervisor lives; the kernel lets go of
-it when the process ends, however it ends, and no pid that somebody else has got meanwhile can be
-taken for it. Its first line says where to reach it:
+The lock on `supervisor.lock` shows whether the supervisor is alive. The kernel releases it when the
+process ends, however it ends, and a reused pid cannot be mistaken for it. The first line of the
+file has the control socket:
 
-    locked, with a socket       a supervisor that can be asked
-    locked, without one         it has just been started
-    not locked, with a line     it was killed
+    locked, with a socket       a supervisor that answers requests
+    locked, without one         a supervisor that is starting
+    not locked, with a line     the supervisor was killed
     not locked, empty or gone   there is none
 
 `longwatch run`, `worker` and `runner` may share a state directory, with each other and with
-`longwatch up`. Each of them has a file of the same kind in `running/`, and removes it at its end.
-The next one to start removes the files of those that were killed.
+`longwatch up`. Each of them has such a file in `running/`, and removes it when it ends. The next
+one to start removes the files of killed ones.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _ENTRIES = "*.lock"
 _MAX_LINE_BYTES = 4096
 _LOCK_ATTEMPTS = 5
 _RETRY_INTERVAL = 0.02
-"""Seconds; a client that looks holds the lock for a moment, too, and is not to be taken for a
-supervisor.
+"""Seconds between attempts: a client that reads the file locks it for a moment too, and must not be
+mistaken for a supervisor.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSupervisor:
-    """A supervisor that lives, and where to ask it. `command` is the command of ours that it is,
-    empty for a supervisor in a process of the user's own.
+    """A running supervisor and its control socket. `command` is the Longwatch command that it runs
+    for, empty for a supervisor in a process of your own.
     """
 
     pid: int
@@ -55,7 +55,7 @@ class RunningSupervisor:
 
     @property
     def owns_directory(self) -> bool:
-        """Whether it is the one that remembers programs there, and no other can be."""
+        """Whether it is the one supervisor that keeps the records of programs there."""
         return self.lock_path is not None and self.lock_path.name == LOCK_FILE
 
     @property
@@ -76,7 +76,7 @@ class SupervisorLock:
         self._descriptor = descriptor
         self._clock = clock
         self._entry = entry
-        """The file that is removed with the lock; None for the one that stays."""
+        """The file that is removed with the lock; None for the file that stays."""
         self._content = {"pid": os.getpid(), **({"command": command} if command else {})}
         self._write(self._content)
         inherited = WeakMethod(self._close_descriptor)
@@ -84,8 +84,8 @@ class SupervisorLock:
 
     @classmethod
     def acquire(cls, state_dir: Path, *, clock: Clock | None = None, command: str = "") -> Self:
-        """Be the supervisor here; TryAgainError if another one is, UsageError if the directory
-        cannot be used.
+        """Lock the directory for this process. Raises TryAgainError if another supervisor holds it,
+        UsageError if the directory cannot be used.
         """
         path = state_dir / LOCK_FILE
         clock = clock or SystemClock()
@@ -106,7 +106,9 @@ class SupervisorLock:
 
     @classmethod
     def share(cls, state_dir: Path, command: str, *, clock: Clock | None = None) -> Self:
-        """Be one of the supervisors that share the directory; OSError if it cannot be written."""
+        """Register this process as one that shares the directory. Raises OSError if it cannot be
+        written.
+        """
         directory = state_dir / ENTRY_DIRECTORY
         directory.mkdir(mode=0o700, exist_ok=True)
         _remove_killed(directory)
@@ -117,17 +119,17 @@ class SupervisorLock:
             descriptor = open_locked(path, os.O_RDWR | os.O_NOFOLLOW, wait=True)
             if descriptor is None:
                 continue
-            if path.exists():  # else another process took it for a killed one's
+            if path.exists():  # else another process removed it as that of a killed process
                 return cls(descriptor, clock=clock or SystemClock(), command=command, entry=path)
             os.close(descriptor)
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(directory))
 
     def publish_socket(self, socket: Path) -> None:
-        """Tell clients where to ask."""
+        """Publish the path of the control socket to clients."""
         self._write({**self._content, "socket": str(socket), "started_at": self._clock.wall()})
 
     def release(self) -> None:
-        """Be no supervisor any more; idempotent."""
+        """Release the directory. Idempotent."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -136,8 +138,8 @@ class SupervisorLock:
             self._close_descriptor()
 
     def _write(self, content: dict[str, object]) -> None:
-        """One write, then the rest of a longer line before it cut off: whoever reads a line
-        reads a whole one.
+        """Replace the line in one write, then cut off the rest of a longer one. So readers always
+        see a whole line.
         """
         line = json.dumps(content).encode() + b"\n"
         try:
@@ -149,20 +151,22 @@ class SupervisorLock:
             ) from None
 
     def _close_descriptor(self) -> None:
-        """Close our end; in a forked child that leaves the lock with its parent."""
+        """Close the descriptor. In a forked child that leaves the lock with its parent."""
         self._descriptor, closing = -1, self._descriptor
         if closing >= 0:
             os.close(closing)
 
 
 def find_supervisor(state_dir: Path) -> RunningSupervisor:
-    """The first of `find_supervisors`; TryAgainError, with what to do, if there is none."""
+    """Return the first of `find_supervisors`. Raises TryAgainError, with what to do, if there is
+    none.
+    """
     return find_supervisors(state_dir)[0]
 
 
 def find_supervisors(state_dir: Path) -> list[RunningSupervisor]:
-    """The supervisors of a state directory: the one that has its lock, then the others, those that
-    run longest first. TryAgainError, with what to do, if there is none.
+    """Return the supervisors of a state directory: the one that holds its lock, then the others,
+    the oldest first. Raises TryAgainError, with what to do, if there is none.
     """
     found: list[RunningSupervisor] = []
     others: list[_LockLook] = []
@@ -178,14 +182,14 @@ def find_supervisors(state_dir: Path) -> list[RunningSupervisor]:
 
 
 class _LockLook(NamedTuple):
-    """What a lock file said at one moment."""
+    """The state of a lock file at one moment."""
 
     is_held: bool
     content: dict[str, Any]
 
 
 def _look(path: Path) -> _LockLook | None:
-    """What the file says now; None if it is not there. UsageError if it cannot be read."""
+    """Read a lock file; None if it does not exist. Raises UsageError if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
@@ -193,7 +197,7 @@ def _look(path: Path) -> _LockLook | None:
     except OSError as error:
         problem = f"cannot look for the supervisor of {path.parent} ({os_reason(error)})"
         raise UsageError(
-            f"{problem}; ask as the user who started it, or give --state-dir"
+            f"{problem}; run as the user that started it, or give --state-dir"
         ) from None
     try:
         return _LockLook(not try_lock(descriptor, shared=True), _read_lock_file(descriptor))
@@ -231,7 +235,7 @@ def _not_running_error(state_dir: Path) -> TryAgainError:
 
 
 def _remove_killed(directory: Path) -> None:
-    """Remove the files of supervisors that were killed: those that no process holds."""
+    """Remove the files of killed supervisors: those that no process has locked."""
     for path in directory.glob(_ENTRIES):
         descriptor = open_locked(path, os.O_RDWR | os.O_NOFOLLOW)
         if descriptor is not None:
@@ -257,7 +261,7 @@ def _lock_with_retries(descriptor: int, state_dir: Path, clock: Clock) -> None:
 
 
 def _read_lock_file(descriptor: int) -> dict[str, Any]:
-    """What the file says; nothing if that is no line of ours."""
+    """Return the content of a lock file; empty if it is not valid."""
     line, ended, _ = os.pread(descriptor, _MAX_LINE_BYTES, 0).partition(b"\n")
     with suppress(ValueError):
         content = json.loads(line)

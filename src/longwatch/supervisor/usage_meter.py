@@ -1,4 +1,4 @@
-"""Measures what the process trees of programs use, off the loop."""
+"""Measures the CPU time and memory of the process trees of programs, off the event loop."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _MEASURE_TIMEOUT = 5.0
 
 
 class UsageMeter:
-    """Measures the programs of one registry. Used on the loop."""
+    """Measures the programs of one registry. Used on the event loop."""
 
     def __init__(self, guardian: GuardianClient, registry: ProgramRegistry) -> None:
         self._guardian = guardian
         self._registry = registry
 
     async def measure(self) -> Mapping[int, TreeUsage]:
-        """What each program that runs uses, by the pid of its first process. A program whose
-        processes cannot be seen from here is left out. TimeoutError if /proc does not answer.
+        """Return the usage of each running program, by the pid of its first process.
+
+        Leaves out programs whose processes are not visible on this host. Raises TimeoutError if
+        /proc does not answer.
         """
         trees, guardian = self._guardian.process_trees(), self._guardian.pid
         containers = self._containers()
@@ -51,7 +53,7 @@ class UsageMeter:
 
 
 def _container_usages(containers: list[LiveContainer]) -> dict[int, TreeUsage]:
-    """The usage of those containers whose processes are numbered as here."""
+    """Return the usage of the containers whose processes are visible on this host, by pid."""
     table, found = ProcTable(), {}
     for container in containers:
         members = container.process_ids()
