@@ -222,8 +222,10 @@ def test_a_link_in_place_of_a_log_is_refused_at_the_start_and_left_out_later(
         failed = run.wait_for_event("log_file_failed")
         assert ("a.log", "it is a symbolic link") == (Path(failed["path"]).name, failed["reason"])
         for _ in range(20):
-            line = json.loads(run.out.next_line(time.monotonic() + TIMEOUT))
-            assert ("a", "hello") == (line["program"], line["text"])
+            line = run.out.next_line(time.monotonic() + TIMEOUT)
+            assert line is not None
+            record = json.loads(line)
+            assert ("a", "hello") == (record["program"], record["text"])
         assert run.status("a")["up"]
         run.stop_cleanly()
     assert 1 == len(run.events("log_file_failed"))

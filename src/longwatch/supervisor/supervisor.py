@@ -126,8 +126,7 @@ class Supervisor(Service):
             check_running=self._check_running,
         )
         self._main_program = main_program
-        self._shutdown_timeout = shutdown_timeout
-        self._forget_after = forget_after
+        self._shutdown_timeout, self._forget_after = shutdown_timeout, forget_after
         self._extra_status = {"command": command, **(extra_status or {})}
         self._on_guardian_started = on_guardian_started
         self._state_directory: StateDirectory | None = None
@@ -139,9 +138,7 @@ class Supervisor(Service):
                 command=command,
                 shared=shares_state_dir,
             )
-        self._socket_directory: SocketDirectory | None = None
         self._make_container_host = container_host
-        self._container_host: ContainerHost | None = None
         self._registry = ProgramRegistry(
             targets=Targets(self.guardian, self._open_container_host),
             clock=self.clock,
@@ -154,7 +151,10 @@ class Supervisor(Service):
             on_error=self._fail,
         )
         self._reset()
-        self.commands = ProgramCommands(
+        self.commands = self._make_commands()
+
+    def _make_commands(self) -> ProgramCommands:
+        return ProgramCommands(
             self._registry,
             clock=self.clock,
             events=self.events,
@@ -167,6 +167,8 @@ class Supervisor(Service):
 
     def _reset(self) -> None:
         """Reset the state that belongs to one start of the supervisor."""
+        self._socket_directory: SocketDirectory | None = None
+        self._container_host: ContainerHost | None = None
         self._finished = Wakeup()
         self._shutdown_task: asyncio.Task[None] | None = None
         self._kill_counter.killed = 0
