@@ -1,5 +1,5 @@
-"""Faults: PostgreSQL and Redis fail in every known way under working actors that nobody restarts;
-what it costs.
+"""Faults: PostgreSQL and Redis fail in every known way while actors work that are never
+restarted.
 
 The actors of tests/fault_client.py: two that send and two that work, some with a clock that is an
 hour off. Lost: sent and never run or settled. Doubled: settled twice. Recovered after: from the end
@@ -104,13 +104,12 @@ def peers() -> None:
     for contender in contenders():
         print("\n".join(_run_restarts(contender)), flush=True)
     print(
-        f"\nRecovered after: until every actor that was left got through again; – if not "
-        f"within {TIMEOUT:.0f} s. Never run: sent,"
-        f" but not run when {TIMEOUT:.0f} s had passed after the last; stuck: what is still "
-        f"in the queue then, of both faults."
-        " Ran twice: run to the end twice, which at-least-once allows. Actors ended: of two "
-        "that send and two that work, by both"
-        " faults; they were started again in the end."
+        f"\nRecovered after: the time until a call of every remaining actor succeeded again; – if "
+        f"not within {TIMEOUT:.0f} s. Never run: jobs that were sent and not run "
+        f"{TIMEOUT:.0f} s after the last. Stuck: jobs that were still in the queue then, of both "
+        "faults. Ran twice: jobs that ran to the end twice, which at-least-once allows. Actors "
+        "ended: of two that send and two that work, by both faults; they were restarted in the "
+        "end."
     )
 
 

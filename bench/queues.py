@@ -67,7 +67,7 @@ def run(plan: BenchPlan) -> None:
         print(tables.closer_table("longwatch", looks))
     print(
         f"\nMedians of {plan.rounds} interleaved rounds on {os.cpu_count()} cores, shared by "
-        f"everybody. {environments.versions()}."
+        f"servers, senders and workers. {environments.versions()}."
     )
 
 

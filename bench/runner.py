@@ -77,8 +77,8 @@ def main() -> None:
             PARTS[part](Path(place))
     load = os.getloadavg()[1]
     print(
-        f"\nMedians of {setting('BENCH_ROUNDS', 3)} interleaved rounds. Events a second are by the "
-        f"clock on the wall; the load average of the machine at the end was {load:.1f}."
+        f"\nMedians of {setting('BENCH_ROUNDS', 3)} interleaved rounds. Events a second are by "
+        f"wall-clock time; the load average of the machine at the end was {load:.1f}."
     )
 
 

@@ -33,8 +33,8 @@ def run_race(place: Path) -> None:
     print(
         f"Medians of {rounds} interleaved rounds on {os.cpu_count()} cores, of restarts: "
         f"{kills}. Each child is a shell script that"
-        f" becomes `sleep`; ours also writes its output to a file. {', '.join(PACKAGES)}, as "
-        f"they come (circus looks every 5 s)."
+        f" becomes `sleep`; ours also writes its output to a file. {', '.join(PACKAGES)}, with "
+        f"their default settings (circus checks every 5 s)."
     )
 
 

@@ -123,8 +123,8 @@ def _print_footprints(footprints: list[Footprint]) -> None:
         )
     print(
         f"\nProcesses and memory at rest, {_SETTLE_SECONDS:.0f} s after the last probe. A script "
-        f"probe in each of {_CONTAINERS} containers, one right after the other; one `conmon` holds "
-        f"each container.",
+        f"probe in each of {_CONTAINERS} containers, one right after the other; each container "
+        f"has one `conmon`.",
         flush=True,
     )
 

@@ -240,7 +240,7 @@ def _print_table(contenders: list[Contender], start: RuntimeStart) -> None:
     print(
         f"\nThe runtime's own start, p50: {_ms(start.to_program)} ms from the request to the first "
         f"act of the program, {_ms(start.to_inspect)} ms to an inspection that says it runs. The "
-        f"first is taken off.",
+        f"table subtracts the first.",
         flush=True,
     )
 
