@@ -15,6 +15,8 @@ TREE = Path(__file__).with_name("cli_tree.py")
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 INTERNALS = ROOT / "docs" / "internals.md"
 TIME_LIMIT = 120
+MOST_FILES = 40
+MOST_README_LINES = 90
 
 EXAMPLES = pages("README.md", "docs/**/*.md")
 EVERYTHING = pages("*.md", "docs/**/*.md", "bench/*.md")
@@ -169,21 +171,46 @@ def test_links_between_pages_resolve(page: Page) -> None:
     assert [] == broken
 
 
-def test_the_page_about_the_inside_names_only_files_that_exist() -> None:
-    """A path is below the package or the repository; a bare name may be a file of any package."""
+def test_the_page_about_the_inside_names_at_most_40_files_and_all_of_them_exist() -> None:
+    """Paths are below the package or the repository. A reader can open every file of five flows."""
+    text = INTERNALS.read_text(encoding="utf-8")
+    words = set(re.findall(r"`([^`\s]+)`", text))
+    paths = {word for word in words if re.search(r"\.(py|sql|lua|md)$|/$", word)}
     package = ROOT / "src" / "longwatch"
-    words = re.findall(r"`([^`\s]+)`", INTERNALS.read_text(encoding="utf-8"))
-    named_files = {
-        # the SQL of a database: DATABASE stands for its name
-        word.replace("DATABASE", "sqlite")
-        for word in words
-        if re.search(r"\.(py|sql|lua|toml|md)$|/$", word)
-    }
-    assert 100 < len(named_files)
-    assert [] == sorted(
-        word
-        for word in named_files
-        if not (package / word).exists()
-        and not (ROOT / word).exists()
-        and ("/" in word or not any(package.rglob(word)))
-    )
+    missing = [path for path in paths if not any((top / path).exists() for top in (package, ROOT))]
+    assert [] == sorted(missing)
+    files = {path for path in paths if not path.endswith("/")}
+    assert 20 < len(files) <= MOST_FILES
+    flows = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [f"{number}" for number in range(1, 6)] == [flow.split(".")[0] for flow in flows]
+
+
+def test_the_readme_fits_on_one_page() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_README_LINES
+
+
+def test_the_index_of_the_docs_links_to_every_page() -> None:
+    index = Page.read(ROOT / "docs" / "README.md")
+    linked = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links()}
+    assert [] == [
+        named(page) for page in pages("docs/**/*.md") if page.path not in linked | {index.path}
+    ]
+
+
+@pytest.mark.parametrize(
+    "page", pages("README.md", "docs/*.md", "docs/discussions/*.md"), ids=named
+)
+def test_prose_fits_in_100_columns(page: Page) -> None:
+    """Not the output of programs in blocks, which is shown as it comes; nor rows of tables."""
+    assert [] == [line for line in page.prose if len(line) > 100 and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=named)
+def test_no_example_signals_processes_by_name(page: Page) -> None:
+    """`pkill` and `pgrep -f` hit every Longwatch of a machine; examples use a pid."""
+    assert [] == [
+        block.location
+        for block in page.blocks
+        if re.search(r"\b(pkill|killall|pgrep)\b", block.text)
+    ]

@@ -276,6 +276,12 @@ def test_the_pretty_form_reads_as_time_level_event_and_fields() -> None:
     assert 'warning  odd n=1 text="a b" list=[1]' == line
 
 
+@pytest.mark.parametrize("event", ["supervisor_started", "runner_started"])
+def test_the_pretty_form_of_a_start_names_the_pid_that_a_signal_goes_to(event: str) -> None:
+    record = {"ts": "", "level": "info", "event": event, "pid": 7, "managerPid": 7}
+    assert f"info     {event} pid=7" == to_pretty(record).strip()
+
+
 def test_colours_are_for_terminals_only_and_only_if_nobody_asked_for_none() -> None:
     reader, terminal = pty.openpty()
     pipe_reader, pipe = os.pipe()
