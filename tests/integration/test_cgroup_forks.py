@@ -13,7 +13,7 @@ import pytest
 
 from guardian_fixture import TIMEOUT, require_cgroups
 from longwatch.host.guardian import cgroups
-from longwatch.host.guardian.cgroups import Cgroup
+from longwatch.host.guardian.cgroups import Cgroup, Cgroups
 from longwatch.host.guardian.spawn import SpawnRequest, read_exec_error, spawn
 
 FORK = """
@@ -26,18 +26,20 @@ if pid == 0:
     os._exit(7)
 print(os.read(out, 4096).decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-"""A process of its own, as the guardian is: nobody else's threads are in it."""
+"""A process of its own, as the guardian is: no thread of another part is in it."""
 
 
 @pytest.fixture
 def cgroup() -> Iterator[Cgroup]:
     require_cgroups()
-    made = Cgroup.for_name(f"test-{secrets.token_hex(4)}")
+    # inside a locked root: every guardian that starts removes those without a lock
+    root = Cgroups.open(f"test-{secrets.token_hex(4)}")
+    assert root is not None
+    made = root.make("forks")
     assert made is not None
-    assert made.make()
     yield made
     made.kill()
-    made.remove()
+    root.remove()
 
 
 def test_a_forked_child_is_in_its_cgroup_from_the_first_moment(cgroup: Cgroup) -> None:
