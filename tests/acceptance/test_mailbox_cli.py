@@ -389,7 +389,10 @@ def test_cancel_removes_a_queued_message_and_says_so_if_there_is_none(shell: She
     assert {"mailbox": "jobs", "id": sent, "cancelled": True} == shell.json_output(
         "mailbox", "cancel", "jobs", sent
     )
-    expected = f"message '{sent}' is not queued in mailbox 'jobs': it was taken, or was never there"
+    expected = (
+        f"message '{sent}' is not queued in mailbox 'jobs': it was claimed or removed, or never "
+        f"sent; check the ID and the mailbox"
+    )
     assert expected == shell.refusal("mailbox", "cancel", "jobs", sent)
 
 
@@ -494,10 +497,10 @@ def test_without_a_terminal_what_destroys_wants_yes(shell: Shell, words: tuple[s
     shell.output("mailbox", "send", "jobs", "2")
     refusal = shell.refusal(*words, given=b"y\n")
     assert refusal.endswith(
-        "of mailbox 'jobs' for good? There is no terminal to ask at; say --yes to do it"
+        "of mailbox 'jobs' for good? There is no terminal to ask at; add --yes to confirm"
     ) or (
-        "Replay 1 dead letter of mailbox 'jobs'? There is no terminal to ask at; say --yes to do it"
-        == refusal
+        "Replay 1 dead letter of mailbox 'jobs'? There is no terminal to ask at; "
+        "add --yes to confirm" == refusal
     )
     stats = shell.json_output("mailbox", "stats", "jobs")
     assert (1, 1) == (stats["ready"], stats["dead"])

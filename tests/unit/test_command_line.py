@@ -17,7 +17,8 @@ from longwatch.cli.command_groups import HELP_GROUPS
 from longwatch.cli.main import app, main
 
 ROOT: Any = get_command(app)
-HELP_WIDTH = 80
+HELP_WIDTH = 78
+"""What the library leaves of a terminal of 80 columns."""
 YEAR = "duration from 0 s to 365 days, for example 300, 90s or 5m"
 
 

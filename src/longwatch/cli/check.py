@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 Config = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", readable=False, help="The file. [longwatch.toml]"),
+    typer.Option(
+        "--config", metavar="FILE", readable=False, help="The configuration file. [longwatch.toml]"
+    ),
 ]
 HEADERS = ("wave", "program", "command", "ready when", "waits for", "notes")
 MAX_COMMAND_CHARS = 60
@@ -31,7 +33,7 @@ EXIT_FAULTS = 2
 def check(*, config: Config = None, json: Json = False) -> int:
     """Check a longwatch.toml against this machine.
 
-    Shows in which order its programs start. Exits with 2 if one cannot.
+    Shows the order in which programs start. Exits with 2 if one cannot start.
     """
     loaded, plans_by_name, warnings = _examine(config)
     programs = [_program_json(wave, plan, loaded) for wave, plan in _start_order(plans_by_name)]

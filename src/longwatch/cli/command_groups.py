@@ -45,11 +45,11 @@ HELP_GROUPS: Mapping[str, tuple[str, ...]] = {
         "db",
     ),
 }  # fmt: skip
-"""Every command stands in exactly one group, one a line."""
+"""The commands of each group; every command is in exactly one group."""
 
 
 class InterruptedByUserError(LongwatchError):
-    """Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     exit_code = 130
 

@@ -7,14 +7,12 @@ import typer
 from longwatch.cli import output
 from longwatch.cli.options import DEFAULT_STORE, Json, Store
 
-app = typer.Typer(
-    help="The schema of a store: its version, and bringing it up to date.", no_args_is_help=True
-)
+app = typer.Typer(help="Show or migrate the schema of a store.", no_args_is_help=True)
 
 
 @app.command()
 def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Show the version of the schema, and the steps that are pending."""
+    """Show the version of the schema and the pending migrations."""
     from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
     from longwatch.store.migrations import TOO_OLD  # noqa: PLC0415
 
@@ -40,7 +38,10 @@ def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
 
 @app.command()
 def migrate(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Bring the schema up to date; makes the store if it is not there."""
+    """Apply the pending migrations.
+
+    Creates a SQLite file that does not exist.
+    """
     from longwatch.app.mailboxes import masked_url, migrate_store, opened_store  # noqa: PLC0415 - help must not wait for it
 
     with opened_store(store, auto_migrate=True) as opened:

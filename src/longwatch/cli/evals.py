@@ -1,4 +1,4 @@
-"""`longwatch eval …`: measure a loop on a dataset."""
+"""`longwatch eval …`: evaluate a loop on a dataset."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from longwatch.evals.report import EvalReport, SavedReport
 
 app = typer.Typer(
-    help="Measure a loop on a dataset, and compare what came of it.", no_args_is_help=True
+    help="Evaluate a loop on a dataset, and compare evaluations.", no_args_is_help=True
 )
 
 STATE_DIR = Path(".longwatch")
 DEFAULT_STORE = "sqlite:///.longwatch/evals.db"
-Store = Annotated[
-    str, typer.Option(metavar="URL", callback=valid_text, help="Where samples and results are.")
-]
+Store = Annotated[str, typer.Option(metavar="URL", callback=valid_text, help="The store URL.")]
 
 
 PassRate = Annotated[
@@ -31,7 +29,7 @@ PassRate = Annotated[
     typer.Option(
         metavar="RATE",
         parser=number(0, 1),
-        help="Exit with 1 if fewer pass: a number from 0 to 1.",
+        help="Exit with 1 below this pass rate, a number from 0 to 1.",
     ),
 ]
 Timeout = Annotated[
@@ -39,7 +37,7 @@ Timeout = Annotated[
     typer.Option(
         metavar="DURATION",
         parser=duration(1, 86_400),
-        help="A sample without a beat for so long hangs.",
+        help="Time without a heartbeat after which a sample has hung.",
     ),
 ]
 
@@ -49,15 +47,19 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     dataset: Annotated[
         Path,
         typer.Argument(
-            metavar="DATASET", show_default=False, help="A file with one sample a line, in JSON."
+            metavar="DATASET", show_default=False, help="A file with one JSON object a line."
         ),
     ],
     target: Annotated[
         str,
-        typer.Argument(metavar="MODULE:LOOP", show_default=False, help="The MainLoop to measure."),
+        typer.Argument(metavar="MODULE:LOOP", show_default=False, help="Import path of the loop."),
     ],
     evaluator: Annotated[
-        str, typer.Option(metavar="MODULE:FUNCTION", help="Scores (output, expected).")
+        str,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Import path of a function that scores (output, expected).",
+        ),
     ] = ("longwatch.evals:exact_match"),
     concurrency: Annotated[
         int,
@@ -66,14 +68,19 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
         ),
     ] = 8,
     processes: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1, 256), help="Worker processes.")
+        int,
+        typer.Option(
+            metavar="N",
+            parser=whole_number(1, 256),
+            help="Number of worker processes, 256 at most.",
+        ),
     ] = 1,
     attempts: Annotated[
         int,
         typer.Option(
             metavar="N",
             parser=whole_number(1, 100),
-            help="Tries of a sample that fails or crashes.",
+            help="Attempts at a sample that fails or crashes.",
         ),
     ] = 3,
     sample_timeout: Timeout = 600,
@@ -82,11 +89,10 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     *,
     json: Json = False,
 ) -> int:
-    """Run every sample through a loop, score and report.
+    """Run every sample through a loop, score it and report.
 
-    Whatever is killed in between, `longwatch eval resume ID` goes on: finished
-    samples are not run again. The report is in .longwatch/evals, as Markdown and
-    JSON.
+    `longwatch eval resume ID` continues an evaluation that was interrupted or
+    killed. The report is in .longwatch/evals, as Markdown and JSON.
     """
     from longwatch.app import eval_runner  # noqa: PLC0415 - help must not wait for what only running needs
     from longwatch.app.evaluation import EvalSpec, new_run_id  # noqa: PLC0415
@@ -115,15 +121,17 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
 
 @app.command()
 def resume(
-    run: Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The evaluation.")],
+    run: Annotated[
+        str, typer.Argument(metavar="ID", show_default=False, help="ID of the evaluation.")
+    ],
     min_pass_rate: PassRate = None,
     store: Store = DEFAULT_STORE,
     *,
     json: Json = False,
 ) -> int:
-    """Go on with an evaluation that was interrupted.
+    """Continue an evaluation that was interrupted.
 
-    Finished samples are not run again.
+    Finished samples do not run again.
     """
     from longwatch.app import eval_runner  # noqa: PLC0415 - help must not wait for what only running needs
 
@@ -139,7 +147,7 @@ def resume(
 
 @app.command("ls")
 def list_reports(*, json: Json = False) -> None:
-    """List the saved reports of evaluations, the newest first."""
+    """List the saved reports, newest first."""
     from longwatch.evals.report import saved_reports  # noqa: PLC0415 - help must not wait for what only the command needs
 
     directory = STATE_DIR / "evals"
@@ -182,17 +190,21 @@ def compare(
     before: Annotated[
         str,
         typer.Argument(
-            metavar="A", show_default=False, help="An evaluation's ID, or its report as JSON."
+            metavar="A",
+            show_default=False,
+            help="ID of an evaluation, or its report as a JSON file.",
         ),
     ],
     after: Annotated[
         str,
-        typer.Argument(metavar="B", show_default=False, help="Another one of the same dataset."),
+        typer.Argument(
+            metavar="B", show_default=False, help="Another evaluation of the same dataset."
+        ),
     ],
     *,
     json: Json = False,
 ) -> None:
-    """Show what is different between two evaluations of one dataset."""
+    """Compare two evaluations of one dataset."""
     from longwatch.evals.report import Comparison  # noqa: PLC0415 - help must not wait for what only the command needs
 
     found = Comparison.of(_load_report(before), _load_report(after))
@@ -212,7 +224,7 @@ def compare(
 
 
 def _resume_command(run: str, store: str) -> str:
-    """The command that resumes it."""
+    """The command that resumes the evaluation."""
     from longwatch.core.masking import mask_text  # noqa: PLC0415
 
     return f"longwatch eval resume {run}" + (

@@ -151,7 +151,7 @@ def summary_table(found: Iterable[ExecutionSummary]) -> list[str]:
 
 
 def execution_lines(seen: ExecutionView, attempts: Sequence[Computation]) -> list[str]:
-    """One execution with its values and these of its attempts."""
+    """The lines of an execution: its summary, its values and the given attempts."""
     parts = [
         _summary_lines(seen.summary),
         _value_table(seen),
@@ -161,7 +161,7 @@ def execution_lines(seen: ExecutionView, attempts: Sequence[Computation]) -> lis
 
 
 def error_lines(attempts: Iterable[Computation]) -> list[str]:
-    """The errors of these attempts in full, each with its traceback."""
+    """The errors of attempts in full, each with its traceback."""
     lines: list[str] = []
     for each in attempts:
         if each.error:

@@ -1,7 +1,7 @@
 """Parses the usual forms of `longwatch up` without the command line library.
 
-The library would stay loaded for as long as the supervisor runs: a tenth of its memory, and
-programs would start a tenth later. Help, mistakes and rare forms are left to the library.
+The library would stay loaded as long as the supervisor runs: it takes a tenth of its memory and
+delays the start of programs by a tenth. The library handles help, mistakes and rare forms.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def parse_up_options(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def run_up(*, config: Path | str | None = None, **given: str | None) -> int:
-    """`longwatch up` with these options; the exit code."""
+    """Run `longwatch up` with these options; returns the exit code."""
     from longwatch.app.up import up  # noqa: PLC0415 - help must not wait for what only running needs
 
-    environ = dict(os.environ)  # which makes a new text of everything each time it is asked
+    environ = dict(os.environ)  # os.environ decodes a value at each access
     return up(
         None if config is None else Path(config),
         environ,

@@ -1,4 +1,4 @@
-"""`longwatch flow …`: compute graphs, and look after their executions."""
+"""`longwatch flow …`: run workers for graphs, and manage executions."""
 
 from __future__ import annotations
 
@@ -20,41 +20,42 @@ if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
 app = typer.Typer(
-    help="Durable graphs: compute them, and look after executions.\n\n"
-    "The flow comes first, as module:name: `longwatch flow explain scrape:flow ID`.\n"
-    "LONGWATCH_FLOW in the environment stands for it. `ls` and `show` need no code:\nthey "
-    "take --store URL as well.",
+    help="Run workers for durable graphs, and manage executions.\n\n"
+    "The import path of the flow comes first: `longwatch flow explain scrape:flow ID`.\n"
+    "It may be left out if LONGWATCH_FLOW is set. `ls` and `show` need no code: they\n"
+    "take --store URL instead.",
     no_args_is_help=True,
 )
 
 FLOW_VARIABLE = "LONGWATCH_FLOW"
-"""The variable that stands for MODULE:FLOW."""
+"""The environment variable that replaces MODULE:FLOW."""
 
 
 def _argument(metavar: str, text: str) -> Any:
     return typer.Argument(metavar=metavar, show_default=False, callback=valid_text, help=text)
 
 
-FlowArgument = Annotated[list[str] | None, _argument("[MODULE:FLOW]", "The Flow.")]
+FlowArgument = Annotated[list[str] | None, _argument("[MODULE:FLOW]", "Import path of the flow.")]
 ExecutionArguments = Annotated[
-    list[str] | None, _argument("[MODULE:FLOW] ID", "The Flow, and the execution.")
+    list[str] | None, _argument("[MODULE:FLOW] ID", "Import path of the flow; ID of the execution.")
 ]
 NodeArguments = Annotated[
-    list[str] | None, _argument("[MODULE:FLOW] ID NODE", "The Flow, the execution, and its node.")
+    list[str] | None,
+    _argument(
+        "[MODULE:FLOW] ID NODE", "Import path of the flow; ID of the execution; name of the node."
+    ),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
         callback=valid_text,
-        help="A store, instead of a flow. [LONGWATCH_STORE, else sqlite:///longwatch.db]",
+        help="The store URL, instead of a flow. [LONGWATCH_STORE, else sqlite:///longwatch.db]",
     ),
 ]
 Limit = Annotated[
     int,
-    typer.Option(
-        metavar="N", parser=whole_number(1, 100_000), help="So many at the most, the newest."
-    ),
+    typer.Option(metavar="N", parser=whole_number(1, 100_000), help="Show at most N, the newest."),
 ]
 
 
@@ -62,7 +63,7 @@ Limit = Annotated[
 def group(context: typer.Context) -> None:
     from longwatch.cli.main import unblock_signals  # noqa: PLC0415 - which imports this
 
-    if context.invoked_subcommand != "work":  # which lets them through when it is ready for them
+    if context.invoked_subcommand != "work":  # which unblocks them when its handlers are installed
         unblock_signals()
 
 
@@ -79,7 +80,7 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     name: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="What the processes are called in logs. [flow]", show_default=False
+            metavar="NAME", help="Name of the processes in logs. [flow]", show_default=False
         ),
     ] = "flow",
     health_port: Annotated[
@@ -87,21 +88,21 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
         typer.Option(
             metavar="PORT",
             parser=whole_number(0, 65_535),
-            help="Where health and metrics are. [nowhere]",
+            help="Port of health and metrics. [none]",
         ),
     ] = None,
     health_host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="On which address. [every one]")
+        str | None, typer.Option(metavar="HOST", help="Address of health and metrics. [0.0.0.0]")
     ] = None,
     state_dir: StateDir = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> int:
-    """Compute what is ready, in worker processes.
+    """Compute the nodes that are ready, in worker processes.
 
-    As `longwatch worker` does with loops: a process that dies or hangs is replaced,
-    and what it was at is tried by others at once. SIGTERM and Ctrl-C finish what is
-    in flight; SIGHUP restarts the processes one after another.
+    The parent process restarts workers that die or hang; other workers retry their
+    nodes at once. SIGTERM and Ctrl-C finish the nodes in flight; SIGHUP restarts
+    the workers one after another. Exits as `longwatch worker` does.
     """
     from longwatch.workers.import_path import FLOW_WORK_VARIABLE  # noqa: PLC0415
     from longwatch.workers.preflight import split_import_path  # noqa: PLC0415 - help must not wait for what only running needs
@@ -128,13 +129,13 @@ def list_executions(
     *,
     graph: Annotated[
         str | None,
-        typer.Option(metavar="NAME", callback=valid_text, help="Only those of this graph."),
+        typer.Option(metavar="NAME", callback=valid_text, help="Only executions of this graph."),
     ] = None,
     limit: Limit = 100,
     store: Store = None,
     json: Json = False,
 ) -> None:
-    """List executions, the newest first."""
+    """List executions, newest first."""
     from longwatch.app.flows import masked_url  # noqa: PLC0415 - help must not wait for it
 
     named, _ = _parse_words("ls", flow)
@@ -160,12 +161,12 @@ def show(
     limit: Limit = 100,
     errors: Annotated[
         bool,
-        typer.Option("--errors", help="The errors of its attempts in full, with tracebacks."),
+        typer.Option("--errors", help="Show the errors of attempts in full, with tracebacks."),
     ] = False,
     store: Store = None,
     json: Json = False,
 ) -> None:
-    """Show an execution with its values and its attempts."""
+    """Show the values and attempts of an execution."""
     from longwatch.app.flows import view_execution  # noqa: PLC0415 - help must not wait for it
 
     named, [identity] = _parse_words("show", execution, "ID")
@@ -184,7 +185,7 @@ def show(
 
 @app.command()
 def explain(execution: ExecutionArguments = None, *, json: Json = False) -> None:
-    """Say for every node what it waits for."""
+    """Show for every node what it waits for."""
     named, [identity] = _parse_words("explain", execution, "ID")
     with _open_existing(named, "explain") as flow:
         found = flow.execution(identity).explain()
@@ -197,22 +198,24 @@ def explain(execution: ExecutionArguments = None, *, json: Json = False) -> None
 def graph(
     graph: Annotated[
         list[str] | None,
-        _argument("[MODULE:FLOW] [NAME]", "The Flow, and its graph if it has several."),
+        _argument(
+            "[MODULE:FLOW] [NAME]",
+            "Import path of the flow; name of the graph, if there are several.",
+        ),
     ] = None,
     *,
     version: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Of the graph. [the one given last]")
+        str | None,
+        typer.Option(metavar="VERSION", help="Version of the graph. [the last one registered]"),
     ] = None,
     execution: Annotated[
         str | None,
-        typer.Option(metavar="ID", callback=valid_text, help="As this execution stands."),
+        typer.Option(metavar="ID", callback=valid_text, help="Show the state of this execution."),
     ] = None,
-    mermaid: Annotated[
-        bool, typer.Option("--mermaid", help="As the source of a Mermaid flowchart.")
-    ] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
     json: Json = False,
 ) -> None:
-    """Draw a graph, or an execution of it as it stands."""
+    """Draw a graph, or the state of an execution."""
     from longwatch.app.flows import find_graph, graph_and_state, load_flow  # noqa: PLC0415 - help must not wait for it
     from longwatch.flow import diagram  # noqa: PLC0415
 
@@ -241,7 +244,8 @@ def start(
     words: Annotated[
         list[str] | None,
         _argument(
-            "[MODULE:FLOW] GRAPH [NODE=VALUE]...", "The Flow, the graph, and values of its inputs."
+            "[MODULE:FLOW] GRAPH [NODE=VALUE]...",
+            "Import path of the flow; name of the graph; values of inputs.",
         ),
     ] = None,
     *,
@@ -250,20 +254,24 @@ def start(
         typer.Option(
             metavar="KEY",
             callback=valid_text,
-            help="Start one execution of the graph for this key; later calls return it.",
+            help="Start only one execution for this key; later calls return it.",
         ),
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", callback=valid_text, help="Of the graph. [the last given]"),
+        typer.Option(
+            metavar="VERSION",
+            callback=valid_text,
+            help="Version of the graph. [the last one registered]",
+        ),
     ] = None,
     text: AsText = False,
     json: Json = False,
 ) -> None:
-    """Start an execution of a graph, with these inputs set.
+    """Start an execution of a graph.
 
-    A worker computes it: `longwatch flow work`. A SQLite store is made if it does not
-    exist. A VALUE is JSON or text, as for `longwatch flow set`.
+    `longwatch flow work` computes it. Creates a SQLite file that does not exist. A
+    VALUE is JSON or text, as for `longwatch flow set`.
     """
     from longwatch.app.flows import load_flow  # noqa: PLC0415 - help must not wait for it
 
@@ -290,19 +298,19 @@ def set_(
         list[str] | None,
         _argument(
             "[MODULE:FLOW] ID NODE=VALUE...",
-            "The Flow, the execution, and what its inputs are set to.",
+            "Import path of the flow; ID of the execution; values of inputs.",
         ),
     ] = None,
     *,
     text: AsText = False,
     json: Json = False,
 ) -> None:
-    """Set inputs of an execution, all at once.
+    """Set inputs of an execution in one transaction.
 
-    What follows from them is computed.
+    Workers then compute the nodes that depend on them.
 
-    A VALUE is JSON. One that is not, and does not begin like JSON or a number, is
-    text: `url=https://example.org` does without quotes, a date needs them, or --text.
+    A VALUE is JSON. A value that does not begin like JSON or a number is text:
+    `url=https://example.org` needs no quotes, a date needs quotes or --text.
     """
     named, [identity, *words] = _parse_words("set", assignments, "ID", "NODE=VALUE", more=True)
     values = _parse_assignments(words, as_text=text)
@@ -315,12 +323,15 @@ def set_(
 def unset(
     nodes: Annotated[
         list[str] | None,
-        _argument("[MODULE:FLOW] ID NODE...", "The Flow, the execution, and its inputs."),
+        _argument(
+            "[MODULE:FLOW] ID NODE...",
+            "Import path of the flow; ID of the execution; names of inputs.",
+        ),
     ] = None,
     *,
     json: Json = False,
 ) -> None:
-    """Unset inputs of an execution, all at once.
+    """Unset inputs of an execution in one transaction.
 
     Values that were computed from them are cleared.
     """
@@ -332,9 +343,9 @@ def unset(
 
 @app.command()
 def retry(node: NodeArguments = None, *, json: Json = False) -> None:
-    """Try a node again, now, with all its attempts.
+    """Retry a node now, with all its attempts.
 
-    One that was given up, or waits for its next attempt.
+    The node has failed for good or waits for its next attempt.
     """
     named, [identity, name] = _parse_words("retry", node, "ID", "NODE")
     with _open_existing(named, "retry") as flow:
@@ -344,9 +355,9 @@ def retry(node: NodeArguments = None, *, json: Json = False) -> None:
 
 @app.command()
 def abandon(node: NodeArguments = None, *, json: Json = False) -> None:
-    """Give up the attempt at a node.
+    """Abandon the running attempt of a node.
 
-    It is tried again if it may be.
+    The node is retried if it has attempts left.
     """
     named, [identity, name] = _parse_words("abandon", node, "ID", "NODE")
     with _open_existing(named, "abandon") as flow:
@@ -356,7 +367,7 @@ def abandon(node: NodeArguments = None, *, json: Json = False) -> None:
 
 @app.command()
 def cancel(execution: ExecutionArguments = None, *, json: Json = False) -> None:
-    """Call off an execution for good; its values stay."""
+    """Cancel an execution for good; its values stay."""
     named, [identity] = _parse_words("cancel", execution, "ID")
     with _open_existing(named, "cancel") as flow:
         revision = flow.execution(identity).cancel()
@@ -365,9 +376,9 @@ def cancel(execution: ExecutionArguments = None, *, json: Json = False) -> None:
 
 @app.command()
 def sweep(flow: FlowArgument = None, *, json: Json = False) -> None:
-    """Bring back, now, what dead workers held.
+    """Reclaim the nodes of dead workers now.
 
-    And go on with what could go on and does not. Every worker does that by itself.
+    Also continues stalled executions. Every worker sweeps periodically.
     """
     named, _ = _parse_words("sweep", flow)
     with _open_existing(named, "sweep") as opened:
@@ -375,7 +386,7 @@ def sweep(flow: FlowArgument = None, *, json: Json = False) -> None:
     output.print_result(f"{output.pluralize(moved, 'row')} moved", {"moved": moved}, as_json=json)
 
 
-# --- what was asked for ---
+# --- arguments ---
 
 
 def _parse_words(
@@ -385,8 +396,8 @@ def _parse_words(
     optional: str = "",
     more: bool = False,
 ) -> tuple[str | None, list[str]]:
-    """The flow, if the words begin with one, and the others, which have to be as many as are
-    wanted.
+    """Split the words into the import path of the flow, None if missing, and the others. Raises
+    UsageError if there are too few or too many words.
     """
     given = list(words or ())
     flow = given.pop(0) if given and ":" in given[0].partition("=")[0] else None
@@ -411,7 +422,9 @@ def _usage(command: str, *required: str) -> str:
 
 
 def _require_flow(named: str | None, command: str) -> str:
-    """The flow that was named, here or in the environment."""
+    """The import path of the flow, from the command line or the environment. Raises UsageError if
+    there is none.
+    """
     target = named or os.environ.get(FLOW_VARIABLE, "")
     if not target:
         raise UsageError(
@@ -422,14 +435,14 @@ def _require_flow(named: str | None, command: str) -> str:
 
 
 def _open_existing(named: str | None, command: str) -> AbstractContextManager[Flow]:
-    """A flow in whose store something was started."""
+    """Open a flow whose store exists."""
     from longwatch.app.flows import existing_flow  # noqa: PLC0415 - help must not wait for what only commands need
 
     return existing_flow(_require_flow(named, command))
 
 
 def _open_to_read(named: str | None, store: str | None) -> AbstractContextManager[Flow]:
-    """A flow, or a store without the code of its graphs."""
+    """Open a flow, or a store without the code of its graphs."""
     from longwatch.app.flows import existing_flow, existing_flow_store  # noqa: PLC0415 - help must not wait for what only commands need
 
     if named and store:

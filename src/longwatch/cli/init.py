@@ -14,16 +14,19 @@ from longwatch.cli import output
 Config = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", readable=False, help="The file to write. [longwatch.toml]"
+        "--config",
+        metavar="FILE",
+        readable=False,
+        help="The configuration file to write. [longwatch.toml]",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 def init(*, config: Config = None, force: Force = False) -> None:
-    """Write a first longwatch.toml.
+    """Write an example longwatch.toml.
 
-    It has one program that runs, and every setting with its default.
+    The file has one example program, and every setting with its default.
     """
     from longwatch.app.scaffold import write_example_config  # noqa: PLC0415 - help must not wait for what only the command needs
     from longwatch.config.discovery import FILE_NAME  # noqa: PLC0415
@@ -31,9 +34,7 @@ def init(*, config: Config = None, force: Force = False) -> None:
     path = config or Path(os.environ.get("LONGWATCH_CONFIG") or FILE_NAME)
     write_example_config(path, force=force)
     option = "" if config is None else f" --config {shlex.quote(str(config))}"
-    summary = (
-        f"{path} is written: one program to begin with, and every setting with its default. Next:"
-    )
+    summary = f"{path} is written: one example program, and every setting with its default. Next:"
     steps = [
         f"  longwatch check{option}",
         f"  longwatch up{option}",

@@ -1,5 +1,5 @@
-"""`longwatch mailbox …`: look at mailboxes, send to them, pause and resume them; `longwatch mailbox
-dead …`: list, replay and drop dead letters.
+"""`longwatch mailbox …`: show, send, pause, resume, cancel and purge; `longwatch mailbox dead …`:
+list, replay and drop dead letters.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from longwatch.mailbox import Mailbox
 
 app = typer.Typer(
-    help="Mailboxes: look, send, pause, resume, and dead letters.", no_args_is_help=True
+    help="Show mailboxes, send messages, and manage dead letters.", no_args_is_help=True
 )
 
-dead_app = typer.Typer(help="Dead letters: messages that were given up.", no_args_is_help=True)
+dead_app = typer.Typer(help="List, replay or drop dead letters.", no_args_is_help=True)
 app.add_typer(dead_app, name="dead", cls=CommandGroup)
 
-Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
+Everything = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 
 
 @app.command("ls")
@@ -80,12 +80,12 @@ def peek(
     name: Name,
     *,
     limit: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1, 1000), help="So many at the most.")
+        int, typer.Option(metavar="N", parser=whole_number(1, 1000), help="Show at most N.")
     ] = 10,
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Show the next messages without taking them."""
+    """Show the next messages without claiming them."""
     with open_existing(store, name) as mailbox:
         found = mailbox.backend.peek(limit=limit)
     now = time.time()
@@ -106,36 +106,44 @@ def send(  # noqa: PLR0913 - one argument an option
     name: Name,
     body: Annotated[
         str | None,
-        typer.Argument(metavar="BODY|-", help="JSON; `-` or nothing: read standard input."),
+        typer.Argument(
+            metavar="BODY|-", help="The body as JSON; `-` or nothing: read standard input."
+        ),
     ] = None,
     *,
     text: Annotated[bool, typer.Option("--text", help="The body is plain text, not JSON.")] = False,
     delay: Annotated[
         float,
-        typer.Option(metavar="DURATION", parser=duration(), help="Not to be handed out before."),
+        typer.Option(
+            metavar="DURATION", parser=duration(), help="Deliver the message no earlier than this."
+        ),
     ] = 0,
     expires_in: Annotated[
         float | None,
         typer.Option(
             metavar="DURATION",
             parser=duration(0.001, 100 * 365 * 86_400),
-            help="Removed if no worker took it by then.",
+            help="Remove the message if no worker has claimed it by then.",
         ),
     ] = None,
     dedupe_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", callback=valid_text, help="Not sent twice while queued."),
+        typer.Option(
+            metavar="KEY",
+            callback=valid_text,
+            help="Do not send again while a message with this key is queued.",
+        ),
     ] = None,
     reply_to: Annotated[
         str | None,
-        typer.Option(metavar="NAME", callback=valid_text, help="The mailbox for the reply."),
+        typer.Option(metavar="NAME", callback=valid_text, help="Mailbox for the reply."),
     ] = None,
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Send a message, and print its id.
+    """Send a message and print its ID.
 
-    The mailbox and its store are made if they are not there.
+    Creates a mailbox or a SQLite file that does not exist.
     """
     from longwatch.app.mailboxes import decode_text_body, parse_json_body  # noqa: PLC0415 - help must not wait for it
 
@@ -153,7 +161,7 @@ def send(  # noqa: PLR0913 - one argument an option
 
 @app.command()
 def pause(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Stop handing out messages, to any worker, until `resume`."""
+    """Stop the delivery of messages to all workers until `resume`."""
     with open_existing(store, name) as mailbox:
         mailbox.pause()
     output.print_result(
@@ -163,11 +171,11 @@ def pause(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> No
 
 @app.command()
 def resume(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Hand messages out again."""
+    """Resume the delivery of messages."""
     with open_existing(store, name) as mailbox:
         mailbox.resume()
     output.print_result(
-        f"mailbox {name!r} hands out messages", {"mailbox": name, "paused": False}, as_json=json
+        f"mailbox {name!r} is resumed", {"mailbox": name, "paused": False}, as_json=json
     )
 
 
@@ -179,8 +187,8 @@ def cancel(
     with open_existing(store, name) as mailbox:
         if not mailbox.cancel(message_id):
             raise UsageError(
-                f"message {message_id!r} is not queued in mailbox {name!r}: it was taken, or "
-                f"was never there"
+                f"message {message_id!r} is not queued in mailbox {name!r}: it was claimed or "
+                f"removed, or never sent; check the ID and the mailbox"
             )
     output.print_result(
         f"message {message_id} is cancelled",
@@ -193,7 +201,10 @@ def cancel(
 def purge(
     name: Name, *, yes: Yes = False, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
-    """Remove every message that no worker has claimed; dead letters stay."""
+    """Remove every message that no worker has claimed.
+
+    Dead letters stay.
+    """
     with open_existing(store, name) as mailbox:
         counts = mailbox.stats()
         queued = output.pluralize(counts.ready + counts.delayed, "message")
@@ -232,12 +243,12 @@ def list_dead(
     name: Name,
     *,
     limit: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1), help="So many at the most.")
+        int, typer.Option(metavar="N", parser=whole_number(1), help="Show at most N.")
     ] = 100,
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """List the dead letters, oldest first."""
+    """List dead letters, oldest first."""
     with open_existing(store, name) as mailbox:
         found = list(islice(mailbox.dead_letters, limit))
         total = len(mailbox.dead_letters)
@@ -256,7 +267,7 @@ def list_dead(
 def show(
     name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
-    """Show one dead letter: its history, body and last traceback."""
+    """Show the history, body and last traceback of a dead letter."""
     with open_existing(store, name) as mailbox:
         dead_letter = mailbox.dead_letters.show(message_id)
     if dead_letter is None:
@@ -282,7 +293,7 @@ def replay(  # noqa: PLR0913 - one argument an option
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Queue dead letters again, with clean counters."""
+    """Queue dead letters again, with their counters at zero."""
     _require_choice(ids, everything=everything)
     with open_existing(store, name) as mailbox:
         if everything:
@@ -331,8 +342,8 @@ def _describe_all(mailbox: Mailbox[Any]) -> str:
 def _apply(
     ids: list[str] | None, apply_to: Callable[..., list[bool]], apply_to_all: Callable[[], int]
 ) -> tuple[int, list[str]]:
-    """Apply a call to the messages with these ids, or another call to all. Returns how many there
-    were, and the ids that were not there.
+    """Apply a call to the dead letters with these ids, or another call to all of them. Returns the
+    number of dead letters found, and the missing ids.
     """
     if not ids:
         return apply_to_all(), []

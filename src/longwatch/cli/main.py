@@ -67,7 +67,10 @@ def root(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Longwatch keeps long-running workers and AI agents alive, and proves it."""
+    """Keep long-running workers and AI agents alive.
+
+    A DURATION is a number of seconds, or text such as 90s, 5m or 1h30m.
+    """
     # The callback of --version has run, and report_error looks for --debug.
     del version, debug
     if context.invoked_subcommand not in {
@@ -76,7 +79,7 @@ def root(
         "worker",
         "flow",
         "runner",
-    }:  # which let them through when they are ready for them
+    }:  # which unblock them when their handlers are installed
         unblock_signals()
     if context.invoked_subcommand is None:
         _show_help(context)
@@ -89,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _debug_first(words: list[str]) -> list[str]:
-    """The words with `--debug` before the command. It may follow the command, too, except for
-    `run`, whose further words may belong to the program.
+    """Move `--debug` before the command. Users may write it after the command, except after `run`,
+    whose further words may belong to the program.
     """
     own = words[: words.index("--")] if "--" in words else words
     command = next((word for word in own if not word.startswith("-")), None)
@@ -100,9 +103,7 @@ def _debug_first(words: list[str]) -> list[str]:
 
 
 def unblock_signals() -> None:
-    """Unblock the stop signals that were blocked at the start. From here on Ctrl-C is a
-    KeyboardInterrupt.
-    """
+    """Unblock the stop signals that `entry.main` blocked. Ctrl-C then raises KeyboardInterrupt."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
 
 

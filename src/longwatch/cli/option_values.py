@@ -1,4 +1,4 @@
-"""Parsers of option values. Each refuses a text with words that follow the name of the option:
+"""Parsers of option values. The error of a refused value continues the name of the option:
 `takes a whole number from 1 to 256, got 'two'`.
 """
 

@@ -1,5 +1,5 @@
-"""Options of the commands about stores and mailboxes, and openers that import what they need only
-when called.
+"""Options that several commands share, and functions that open a mailbox. These functions import
+their modules only when called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_STORE = "sqlite:///longwatch.db"
 
 
 def valid_text(value: Any) -> Any:
-    """Refuse words that are not UTF-8: no store takes them."""
+    """Refuse text that is not UTF-8: no store accepts it."""
     for word in value if isinstance(value, list | tuple) else [value or ""]:
         try:
             word.encode()
@@ -33,15 +33,20 @@ Store = Annotated[
         metavar="URL",
         envvar="LONGWATCH_STORE",
         callback=valid_text,
-        help="Where the mailboxes are.",
+        help="The store URL.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", callback=valid_text, help="The mailbox.")]
-MessageId = Annotated[str, typer.Argument(metavar="ID", callback=valid_text, help="The message.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", callback=valid_text, help="Name of the mailbox.")
+]
+MessageId = Annotated[
+    str, typer.Argument(metavar="ID", callback=valid_text, help="ID of the message.")
+]
 MessageIds = Annotated[
-    list[str] | None, typer.Argument(metavar="ID", callback=valid_text, help="The messages.")
+    list[str] | None,
+    typer.Argument(metavar="ID...", callback=valid_text, help="IDs of dead letters."),
 ]
 
 
@@ -53,7 +58,7 @@ def open_existing(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]
 
 
 def open_or_create(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:
-    """Open a mailbox; makes it if it does not exist."""
+    """Open a mailbox; creates it if it does not exist."""
     from longwatch.app.mailboxes import opened_mailbox  # noqa: PLC0415
 
     return opened_mailbox(store, name)

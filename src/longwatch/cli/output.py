@@ -1,7 +1,6 @@
-"""Output of commands: JSON for machines, aligned text for people, and one question before what
-cannot be undone.
+"""Output of commands: JSON for machines, aligned text for people, and confirmation prompts.
 
-Foreign text is printed with every character escaped that would move a cursor or end a line.
+Control characters are escaped in all text output.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> N
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Rows below their headers, whole numbers aligned to the right."""
+    """The lines of a table with headers; whole numbers are aligned to the right."""
     kept = [list(row) for row in rows]
     lines = [list(head), *([_cell(value) for value in row] for row in kept)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -47,7 +46,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def key_value_lines(fields: Mapping[str, object]) -> list[str]:
-    """One field a line."""
+    """The lines of a mapping, one field a line."""
     width = max(len(name) for name in fields)
     return [f"{name:<{width}}  {_cell(value)}".rstrip() for name, value in fields.items()]
 
@@ -63,7 +62,7 @@ def age(seconds: float | None) -> str:
 
 
 def short_body(data: bytes) -> str:
-    """The beginning of a body."""
+    """The first characters of a body, as text."""
     return shorten(full_body(data), MAX_BODY_CHARS)
 
 
@@ -76,13 +75,13 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Return if `--yes` was given or the terminal answers yes. Else exit with 1; UsageError without
-    a terminal.
+    """Return if `--yes` was given or the user answers yes, else exit with 1. Raises UsageError if
+    there is no terminal.
     """
     if yes:
         return
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError(f"{question} There is no terminal to ask at; say --yes to do it")
+        raise UsageError(f"{question} There is no terminal to ask at; add --yes to confirm")
     if _read_reply(f"{question} [y/N] ").strip().lower() not in {"y", "yes"}:
         typer.echo("longwatch: nothing was done", err=True)
         raise typer.Exit(1)

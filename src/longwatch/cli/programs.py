@@ -1,5 +1,5 @@
-"""`longwatch status` and the other commands about what `longwatch up`, `run`, `worker` and `runner`
-keep up. `COMMANDS` has them all.
+"""`longwatch status` and the other commands for the programs of `longwatch up`, `run`, `worker` and
+`runner`. `COMMANDS` lists them all.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME", callback=valid_text, help="The programs. [all]"),
+    typer.Argument(metavar="NAME...", callback=valid_text, help="Names of programs. [all]"),
 ]
 SelectedNames = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", callback=valid_text, help="The programs.")
+    list[str] | None,
+    typer.Argument(metavar="NAME...", callback=valid_text, help="Names of programs."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All programs.")]
-Ready = Annotated[bool, typer.Option("--ready", help="Wait until they are ready, not only up.")]
+Ready = Annotated[bool, typer.Option("--ready", help="Wait until programs are ready, not only up.")]
 Timeout = Annotated[
     float,
     typer.Option(
-        metavar="DURATION", parser=duration(0.001), help="How long they may take to come up."
+        metavar="DURATION", parser=duration(0.001), help="The longest wait for programs to be up."
     ),
 ]
 Config = Annotated[
@@ -45,20 +46,18 @@ Config = Annotated[
         "--config",
         metavar="FILE",
         readable=False,
-        help="What `longwatch up` runs. [longwatch.toml]",
+        help="The configuration file. [longwatch.toml]",
     ),
 ]
 StateDir = Annotated[
     str | None,
-    typer.Option("--state-dir", metavar="DIR", help="Where it keeps its state. [.longwatch]"),
+    typer.Option("--state-dir", metavar="DIR", help="The state directory. [.longwatch]"),
 ]
-Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
-]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until Ctrl-C.")]
 Lines = Annotated[
     int,
     typer.Option(
-        "--lines", "-n", metavar="N", parser=whole_number(0), help="How many of the last ones."
+        "--lines", "-n", metavar="N", parser=whole_number(0), help="Number of last lines."
     ),
 ]
 
@@ -70,11 +69,11 @@ EXIT_INTERRUPTED = 130
 def status(
     names: Names = None, *, config: Config = None, state_dir: StateDir = None, json: Json = False
 ) -> int:
-    """Tell how programs stand.
+    """Show the state of programs.
 
-    Exits with 0 if each is as it is wanted: up, or stopped on purpose, or done;
-    with 1 if one is not, be it broken or only on its way; 2 for wrong use, 75 if
-    no supervisor answers.
+    Exits with 0 if each program is up, was stopped on purpose or has ended well;
+    with 1 if one is broken, waiting or starting; with 2 for wrong use, with 75 if
+    no supervisor runs.
     """
     from longwatch.app.control import is_as_desired  # noqa: PLC0415 - help must not wait for what only the command needs
     from longwatch.app.control import status as ask  # noqa: PLC0415
@@ -89,7 +88,7 @@ def status(
 
 
 def _print_status(response: ControlResponse) -> None:
-    """The table as wide as the terminal, 80 columns where there is none; in colour on one."""
+    """Print the table, as wide as the terminal and in colour; 80 columns without a terminal."""
     from shutil import get_terminal_size  # noqa: PLC0415
 
     from longwatch.observe.log_format import wants_colour  # noqa: PLC0415
@@ -113,9 +112,9 @@ def start(  # noqa: PLR0913 - one argument an option
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Start programs, and wait until they are up.
+    """Start programs and wait until they are up.
 
-    Exits with 75 if one is not in time.
+    Exits with 75 if one fails or is not up within --timeout.
     """
     options = {"ready": ready, "timeout": timeout}
     _run_command(
@@ -131,15 +130,18 @@ def stop(
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Stop programs, and wait until they are down. They stay so until `start`."""
+    """Stop programs and wait until they have ended.
+
+    They stay stopped until `longwatch start`, also after a restart of the supervisor.
+    """
     _run_command("stop", _selected(names, everything=everything), config, state_dir, as_json=json)
 
 
 def down(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
-    """Stop everything that runs in a state directory.
+    """Stop every longwatch process of a state directory.
 
-    That is `longwatch up`, `run`, `worker` and `runner`, stopped as by SIGTERM.
-    Waits until they have ended. Exits with 75 if nothing runs there.
+    Stops `longwatch up`, `run`, `worker` and `runner` as SIGTERM does, and waits
+    until they have ended. Exits with 75 if none of them runs.
     """
     from longwatch.app.control import shut_down  # noqa: PLC0415 - help must not wait for it
 
@@ -162,7 +164,10 @@ def restart(  # noqa: PLR0913 - one argument an option
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Stop and start programs; --all leaves alone what was stopped."""
+    """Stop and start programs.
+
+    --all does not start programs that were stopped on purpose.
+    """
     options = {"ready": ready, "timeout": timeout}
     _run_command(
         "restart",
@@ -182,17 +187,17 @@ def reset(
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Forget what went wrong with programs.
+    """Clear failures, backoff and an open breaker of programs.
 
-    Those that were given up start.
+    Programs that are broken or waiting start now.
     """
     _run_command("reset", _selected(names, everything=everything), config, state_dir, as_json=json)
 
 
 def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
-    """Have `longwatch up` read its file again.
+    """Make `longwatch up` read its configuration file again.
 
-    Only what changed is touched.
+    Programs whose settings have not changed are left alone.
     """
     with _refusals_as_json(as_json=json):
         response = _request("reload", [], config, state_dir, response_timeout=_request_timeout())
@@ -212,11 +217,11 @@ def logs(
     config: Config = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Show what programs have written last.
+    """Show the last output of programs.
 
-    The files are read directly, also when no supervisor runs. With several
-    programs each line begins with the name of its own. On a terminal control
-    characters are escaped, elsewhere lines are as they were written.
+    Reads the log files; no supervisor has to run. With several programs each line
+    begins with the name of its program. Control characters are escaped on a
+    terminal; a pipe gets the lines as they were written.
     """
     from longwatch.app.log_reader import ProgramLogs, TaggedLine  # noqa: PLC0415 - help must not wait for it
 
@@ -245,10 +250,10 @@ def events(  # noqa: PLR0913 - one argument an option
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Show what has happened last, to programs or at all.
+    """Show the last events, of some programs or of all.
 
-    Read from logs/watchdog.log, also when no supervisor runs. `--json` shows the
-    records as they are, those of level debug included.
+    Reads logs/watchdog.log; no supervisor has to run. --json prints the records as
+    they are, those of level debug included.
     """
     from longwatch.app.log_reader import EventLogReader  # noqa: PLC0415 - help must not wait for it
 
@@ -278,7 +283,7 @@ COMMANDS: tuple[Callable[..., object], ...] = (
 
 
 def _selected(names: list[str] | None, *, everything: bool) -> list[str]:
-    """The names; none if all are meant, which has to be said."""
+    """The names, or an empty list for --all. Raises UsageError if both or neither are given."""
     if bool(names) == everything:
         raise UsageError(
             "name programs or say --all, not both" if everything else "name programs, or say --all"
@@ -295,14 +300,14 @@ def _run_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Have something done, and tell how the programs stand then."""
+    """Send a command to the supervisors and print the state of the programs afterwards."""
     with _refusals_as_json(as_json=as_json):
         response = _request(
             command,
             names,
             config,
             state_dir,
-            everything=not names,  # `_selected` has asked for --all
+            everything=not names,  # `_selected` requires --all then
             response_timeout=_request_timeout() + options.get("timeout", 0.0),
             **options,
         )
@@ -319,7 +324,7 @@ def _request(
 
 @contextmanager
 def _refusals_as_json(*, as_json: bool) -> Iterator[None]:
-    """A machine gets all of a refusal, too."""
+    """Print a refused response as JSON before the error is reported."""
     from longwatch.app.control import RefusedError  # noqa: PLC0415
 
     try:
@@ -368,9 +373,7 @@ def _local_day(record: dict[str, Any]) -> str:
 
 
 def _write_lines(lines: Iterable[bytes]) -> None:
-    """Other people's bytes, as they are; lines that are not there yet are not waited for by
-    those that are.
-    """
+    """Write the lines unchanged to standard output and flush it."""
     if sys.stdout is not None:
         sys.stdout.buffer.writelines(lines)
         sys.stdout.buffer.flush()
@@ -384,7 +387,7 @@ def _follow(new_lines: Callable[[], Iterable[bytes]]) -> None:
 
 
 def _is_reader_gone() -> bool:
-    """Whether nobody reads what we write any more, as behind `| head`."""
+    """Whether the reader of standard output has closed it, as `| head` does."""
     import select  # noqa: PLC0415
 
     poller = select.poll()
@@ -394,8 +397,8 @@ def _is_reader_gone() -> bool:
 
 @contextmanager
 def _ended_by_reader() -> Iterator[None]:
-    """Ctrl-C and a reader who has left are the ways to end this; the last flush must not stumble
-    over the latter.
+    """End the command at Ctrl-C or when the reader of standard output has closed it. Standard
+    output then becomes /dev/null, so that the last flush does not fail.
     """
     try:
         yield

@@ -13,7 +13,9 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="COMMAND", show_default=False, help="The command and its arguments, after `--`."
+            metavar="COMMAND...",
+            show_default=False,
+            help="The command and its arguments, after `--`.",
         ),
     ] = None,
     config: Annotated[
@@ -21,76 +23,91 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
         typer.Option(
             metavar="FILE",
             readable=False,
-            help="Settings to start from, the [run] table of a TOML file.",
+            help="Read settings from the [run] table of this TOML file.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The program's name in logs. [the command's]")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the program in logs. [the command's]"),
     ] = None,
-    cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Its working directory.")] = None,
+    cwd: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Working directory of the command.")
+    ] = None,
     state_dir: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Where logs are kept; `off`: nowhere. [.longwatch]"),
+        typer.Option(metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"),
     ] = None,
     restart: Annotated[
-        str | None, typer.Option(metavar="POLICY", help="on-failure, always or never. [on-failure]")
+        str | None,
+        typer.Option(
+            metavar="POLICY", help="When to restart: on-failure, always or never. [on-failure]"
+        ),
     ] = None,
     stop_signal: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Sent to stop it. [the signal that we got]")
+        str | None,
+        typer.Option(metavar="NAME", help="Signal that stops the command. [the signal received]"),
     ] = None,
     stop_grace: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="From there to SIGKILL. [15]")
+        str | None,
+        typer.Option(metavar="DURATION", help="Time from the stop signal to SIGKILL. [15]"),
     ] = None,
     stable_after: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Up so long, its past is forgotten. [60]")
+        str | None,
+        typer.Option(metavar="DURATION", help="Running this long clears earlier failures. [60]"),
     ] = None,
     backoff_initial: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The first wait before a restart. [1]")
     ] = None,
     backoff_factor: Annotated[
-        str | None, typer.Option(metavar="N", help="Each further wait is so many times longer. [2]")
+        str | None, typer.Option(metavar="N", help="Multiply each further wait by N. [2]")
     ] = None,
     backoff_cap: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The longest wait. [30]")
+        str | None, typer.Option(metavar="DURATION", help="The longest wait before a restart. [30]")
     ] = None,
     breaker_restarts: Annotated[
-        str | None, typer.Option(metavar="N", help="Restarts allowed in the window. [5]")
+        str | None, typer.Option(metavar="N", help="Give up after more restarts than this. [5]")
     ] = None,
     breaker_window: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The window. [60]")
+        str | None,
+        typer.Option(metavar="DURATION", help="Time in which restarts are counted. [60]"),
     ] = None,
     health: Annotated[
-        bool | None, typer.Option(help="Check its health over HTTP. [only if a port is set]")
+        bool | None, typer.Option(help="Check health over HTTP. [only if a port is set]")
     ] = None,
     health_port: Annotated[
-        str | None, typer.Option(metavar="PORT", help="Where it listens. [PORT, else 8080]")
+        str | None, typer.Option(metavar="PORT", help="Port of the health check. [PORT, else 8080]")
     ] = None,
     health_path: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The path that is requested. [/health]")
+        str | None, typer.Option(metavar="PATH", help="Path of the health check. [/health]")
     ] = None,
     health_interval: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How often. [30]")
+        str | None, typer.Option(metavar="DURATION", help="Time between health checks. [30]")
     ] = None,
     health_timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="For the whole reply. [5]")
+        str | None, typer.Option(metavar="DURATION", help="The longest wait for a response. [5]")
     ] = None,
     health_failures: Annotated[
-        str | None, typer.Option(metavar="N", help="So many in a row and it is restarted. [3]")
+        str | None,
+        typer.Option(metavar="N", help="Restart after this many failed checks in a row. [3]"),
     ] = None,
     health_start_grace: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Before the first check. [10]")
+        str | None,
+        typer.Option(metavar="DURATION", help="Time before the first health check. [10]"),
     ] = None,
     log_level: Annotated[
         str | None,
-        typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]"),
+        typer.Option(
+            metavar="LEVEL", help="Lowest level: debug, info, warning, error or critical. [info]"
+        ),
     ] = None,
     log_format: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")
+        str | None,
+        typer.Option(metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]"),
     ] = None,
 ) -> int:
-    """Keep one command up, without restart storms.
+    """Keep one command running.
 
-    It is started again when it fails, after growing waits, and given up when it
+    Restarts the command when it fails, after growing waits, and gives up when it
     fails too often. Exits with the command's own code, 128 + n if signal n ended
     it, 2 for wrong use, 75 to try again, 100 when it failed too often.
     """

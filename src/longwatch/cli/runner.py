@@ -1,5 +1,5 @@
-"""`longwatch runner`: event sources in, agent runs out; `longwatch runner sources|events|runs …`:
-look at them, retry and cancel.
+"""`longwatch runner`: run an agent for each event; `longwatch runner sources|events|runs …`: show
+them, retry and cancel runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from longwatch.app.runner_store import RunnerStore
 
 app = typer.Typer(invoke_without_command=True)
-runs_app = typer.Typer(help="The runs of agents: look, retry, cancel.", no_args_is_help=True)
-events_app = typer.Typer(help="The events of the sources.", no_args_is_help=True)
+runs_app = typer.Typer(help="Show, retry or cancel runs of agents.", no_args_is_help=True)
+events_app = typer.Typer(help="Show the events of the sources.", no_args_is_help=True)
 app.add_typer(events_app, name="events", cls=CommandGroup)
 app.add_typer(runs_app, name="runs", cls=CommandGroup)
 
@@ -38,19 +38,21 @@ def _flag(metavar: str, text: str) -> Any:
 
 Config = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", readable=False, help="The file. [longwatch.toml]"),
+    typer.Option(
+        "--config", metavar="FILE", readable=False, help="The configuration file. [longwatch.toml]"
+    ),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
-        "--store", metavar="URL", callback=valid_text, help="The store. [that of the file]"
+        "--store", metavar="URL", callback=valid_text, help="The store URL. [store_url of the file]"
     ),
 ]
 Source = Annotated[
     str | None,
-    typer.Option("--source", metavar="NAME", callback=valid_text, help="Only of this source."),
+    typer.Option("--source", metavar="NAME", callback=valid_text, help="Only this source."),
 ]
-RunId = Annotated[str, typer.Argument(metavar="ID", callback=valid_text, help="The run.")]
+RunId = Annotated[str, typer.Argument(metavar="ID", callback=valid_text, help="ID of the run.")]
 
 
 @app.callback()
@@ -61,31 +63,27 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         str | None, _flag("DURATION", "The longest run of an agent; `off`: no limit. [300]")
     ] = None,
     progress_timeout: Annotated[
-        str | None, _flag("DURATION", "An agent that writes nothing for so long is ended. [off]")
+        str | None, _flag("DURATION", "End an agent that writes nothing for this long. [off]")
     ] = None,
     max_queue_age: Annotated[
-        str | None, _flag("DURATION", "Events that waited longer expire; `off`: none does. [600]")
+        str | None, _flag("DURATION", "Events that wait longer expire; `off`: never. [600]")
     ] = None,
     queue_sweep_interval: Annotated[
-        str | None, _flag("DURATION", "How often queues are swept. [60]")
+        str | None, _flag("DURATION", "Time between sweeps of the queues. [60]")
     ] = None,
     shutdown_timeout: Annotated[
-        str | None, _flag("DURATION", "How long a stop waits for runs. [30]")
+        str | None, _flag("DURATION", "The longest wait for running agents at a stop. [30]")
     ] = None,
     health_port: Annotated[
-        str | None, _flag("PORT", "Where health is; 0: any free port, `off`: nowhere. [8080]")
+        str | None, _flag("PORT", "Port of health; 0: any free port, `off`: none. [8080]")
     ] = None,
-    health_host: Annotated[
-        str | None, _flag("HOST", "On which address health is. [0.0.0.0]")
-    ] = None,
+    health_host: Annotated[str | None, _flag("HOST", "Address of health. [0.0.0.0]")] = None,
     metrics_port: Annotated[
-        str | None, _flag("PORT", "Where metrics are; 0: any free port, `off`: nowhere. [9090]")
+        str | None, _flag("PORT", "Port of metrics; 0: any free port, `off`: none. [9090]")
     ] = None,
-    metrics_host: Annotated[
-        str | None, _flag("HOST", "On which address metrics are. [0.0.0.0]")
-    ] = None,
+    metrics_host: Annotated[str | None, _flag("HOST", "Address of metrics. [0.0.0.0]")] = None,
     metrics_namespace: Annotated[
-        str | None, _flag("NAME", "What the names of metrics begin with. [longwatch_runner]")
+        str | None, _flag("NAME", "Prefix of the names of metrics. [longwatch_runner]")
     ] = None,
     sse_reconnect_initial_delay: Annotated[
         str | None, _flag("DURATION", "The wait before the first reconnect. [1]")
@@ -94,12 +92,13 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         str | None, _flag("DURATION", "The longest wait before a reconnect. [60]")
     ] = None,
     sse_read_timeout: Annotated[
-        str | None, _flag("DURATION", "A connection without a byte for so long is made anew. [120]")
+        str | None, _flag("DURATION", "Reconnect after this long without a byte. [120]")
     ] = None,
     severity_threshold: Annotated[
         str | None,
         _flag(
-            "SEVERITY", "Milder events are not run: debug, info, warning, error, critical. [info]"
+            "SEVERITY",
+            "Run agents from this severity on: debug, info, warning, error, critical. [info]",
         ),
     ] = None,
     max_concurrent_agents: Annotated[str | None, _flag("N", "Agents at a time. [5]")] = None,
@@ -110,60 +109,64 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         str | None, _flag("N", "Events that may wait for one source. [1000]")
     ] = None,
     queue_overflow_policy: Annotated[
-        str | None, _flag("POLICY", "Of a full queue: drop-oldest or reject. [drop-oldest]")
+        str | None, _flag("POLICY", "When a queue is full: drop-oldest or reject. [drop-oldest]")
     ] = None,
     dedup_window: Annotated[
-        str | None, _flag("DURATION", "The same fault is not run again so soon; 0: it is. [300]")
+        str | None,
+        _flag("DURATION", "Skip an event that repeats within this time; 0: run all. [300]"),
     ] = None,
     max_attempts: Annotated[
-        str | None, _flag("N", "Runs of one event before it is given up. [3]")
+        str | None, _flag("N", "Runs of one event before it is dead-lettered. [3]")
     ] = None,
     retry_delay: Annotated[
-        str | None, _flag("DURATION", "Before the second attempt; doubles. [10]")
+        str | None,
+        _flag("DURATION", "Wait before the second attempt; doubles for each further one. [10]"),
     ] = None,
     work_breaker_failures: Annotated[
-        str | None, _flag("N", "So many failed runs in a row stop new runs. [5]")
+        str | None, _flag("N", "Open the work breaker after this many failed runs in a row. [5]")
     ] = None,
     work_breaker_cooldown: Annotated[
-        str | None, _flag("DURATION", "Until one run is tried then. [300]")
+        str | None, _flag("DURATION", "Time until an open breaker tries one run. [300]")
     ] = None,
     breaker_affects_readiness: Annotated[
         str | None, _flag("BOOL", "Not ready while the work breaker is open. [true]")
     ] = None,
     alert_after_failures: Annotated[
-        str | None, _flag("N", "An outage is announced at so many failures in a row. [5]")
+        str | None, _flag("N", "Report an outage after this many failures in a row. [5]")
     ] = None,
-    max_event_bytes: Annotated[
-        str | None, _flag("N", "Larger events are dropped. [4194304]")
-    ] = None,
+    max_event_bytes: Annotated[str | None, _flag("N", "Drop larger events. [4194304]")] = None,
     run_retention_days: Annotated[
-        str | None, _flag("DAYS", "How long runs and workspaces are kept. [14]")
+        str | None, _flag("DAYS", "Days to keep runs and workspaces. [14]")
     ] = None,
     event_retention_days: Annotated[
-        str | None, _flag("DAYS", "How long events and dead letters are kept. [7]")
+        str | None, _flag("DAYS", "Days to keep events and dead letters. [7]")
     ] = None,
     store_url: Annotated[
-        str | None, _flag("URL", "The SQL store. [sqlite:///longwatch.db]")
+        str | None, _flag("URL", "The store URL. [sqlite:///longwatch.db]")
     ] = None,
     state_dir: Annotated[
-        str | None, _flag("DIR", "Where logs are kept; `off`: nowhere. [.longwatch]")
+        str | None, _flag("DIR", "The state directory; `off`: keep no files. [.longwatch]")
     ] = None,
     max_threads: Annotated[str | None, _flag("N", "Unhealthy with more threads. [off]")] = None,
     max_tasks: Annotated[str | None, _flag("N", "Unhealthy with more tasks. [off]")] = None,
-    max_rss_mb: Annotated[str | None, _flag("MB", "Unhealthy with more memory. [off]")] = None,
-    log_level: Annotated[
-        str | None, _flag("LEVEL", "debug, info, warning, error or critical. [info]")
+    max_rss_mb: Annotated[
+        str | None, _flag("MB", "Unhealthy with more resident memory. [off]")
     ] = None,
-    log_format: Annotated[str | None, _flag("FORMAT", "auto, json or pretty. [auto]")] = None,
+    log_level: Annotated[
+        str | None, _flag("LEVEL", "Lowest level: debug, info, warning, error or critical. [info]")
+    ] = None,
+    log_format: Annotated[
+        str | None, _flag("FORMAT", "Format of logs: auto, json or pretty. [auto]")
+    ] = None,
 ) -> int | None:
     """Run an agent for each event of the sources.
 
-    The sources and the agent are in longwatch.toml. Every option but --log-level
-    and --log-format is also an environment variable; `longwatch init` writes a
-    file with their names. SIGTERM and Ctrl-C drain: runs have time to end, and the
-    events of those that have not ended stay queued. A second signal ends the runs
-    at once. Exits with 0, 1 if something could not be ended, 2 for wrong use, 75
-    to try again.
+    longwatch.toml configures the sources and the agent. Every option but --config,
+    --log-level and --log-format has an environment variable; `longwatch init`
+    writes a file with their names. SIGTERM and Ctrl-C drain: the runner waits for
+    running agents, and the events of those that do not end in time stay queued. A
+    second signal ends the agents at once. Exits with 0, 1 if an agent could not be
+    ended, 2 for wrong use, 75 to try again.
     """
     given = dict(locals())
     if context.invoked_subcommand is not None:
@@ -190,7 +193,7 @@ def _open(store: str | None, config: Path | None) -> AbstractContextManager[Runn
 
 @app.command()
 def sources(*, store: Store = None, config: Config = None, json: Json = False) -> None:
-    """Show the sources: state, last event, reconnects, queue."""
+    """Show the state, last event, reconnects and queue of each source."""
     with _open(store, config) as opened:
         found = opened.events.sources()
     text = (
@@ -220,17 +223,24 @@ def tail(  # noqa: PLR0913 - one argument an option
     lines: Annotated[
         int,
         typer.Option(
-            "--lines", "-n", metavar="N", parser=whole_number(0, 100_000), help="How many."
+            "--lines",
+            "-n",
+            metavar="N",
+            parser=whole_number(0, 100_000),
+            help="Number of last events.",
         ),
     ] = 20,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new events, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Show new events until Ctrl-C.")
     ] = False,
     store: Store = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """Show the last events, the newest last. With --json one object a line."""
+    """Show the last events, newest last.
+
+    --json prints one object a line.
+    """
     with _open(store, config) as opened:
         opened.require_source(source)
         for record in _following(opened, source, outcome, lines=lines, follow=follow):
@@ -262,14 +272,14 @@ def dead(
     limit: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=whole_number(1, 100_000), help="So many at the most, the newest."
+            metavar="N", parser=whole_number(1, 100_000), help="Show at most N, the newest."
         ),
     ] = 100,
     store: Store = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """List the events that were given up, the newest last, and why."""
+    """List dead-lettered and dropped events, newest last."""
     with _open(store, config) as opened:
         opened.require_source(source)
         given_up = [
@@ -304,19 +314,19 @@ def list_runs(  # noqa: PLR0913 - one argument an option
     ] = None,
     event: Annotated[
         str | None,
-        typer.Option("--event", metavar="ID", callback=valid_text, help="Only of this event."),
+        typer.Option("--event", metavar="ID", callback=valid_text, help="Only this event."),
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=whole_number(1, 100_000), help="So many at the most, the newest."
+            metavar="N", parser=whole_number(1, 100_000), help="Show at most N, the newest."
         ),
     ] = 50,
     store: Store = None,
     config: Config = None,
     json: Json = False,
 ) -> None:
-    """List the runs, the newest first."""
+    """List runs, newest first."""
     with _open(store, config) as opened:
         opened.require_source(source)
         found = opened.runs.runs(source=source, event=event, status=status, limit=limit)
@@ -330,7 +340,7 @@ def list_runs(  # noqa: PLR0913 - one argument an option
 
 @runs_app.command()
 def show(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
-    """Show a run, its event, and the end of its output."""
+    """Show a run, its event and the end of its output."""
     with _open(store, config) as opened:
         record = opened.run(run)
         event = opened.events.event(record.event)
@@ -345,12 +355,12 @@ def show(run: RunId, *, store: Store = None, config: Config = None, json: Json =
 def logs(
     run: RunId,
     *,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Only its stderr.")] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Only its stdout.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Print only stderr.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Print only stdout.")] = False,
     store: Store = None,
     config: Config = None,
 ) -> None:
-    """Print the output of a run, as far as it is kept."""
+    """Print the output of a run."""
     from longwatch.app.runner_store import STREAMS, read_log  # noqa: PLC0415 - help must not wait for it
 
     with _open(store, config) as opened:
@@ -366,7 +376,7 @@ def logs(
 
 @runs_app.command()
 def retry(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
-    """Queue the event of a run again, with all its attempts to spend."""
+    """Queue the event of a run again, with all its attempts."""
     with _open(store, config) as opened:
         record = opened.retry(run)
     output.print_result(
@@ -378,7 +388,7 @@ def retry(run: RunId, *, store: Store = None, config: Config = None, json: Json 
 
 @runs_app.command()
 def cancel(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
-    """Have the runner end a run and dead-letter its event."""
+    """End a run and dead-letter its event."""
     from longwatch.errors import UsageError  # noqa: PLC0415
 
     with _open(store, config) as opened:

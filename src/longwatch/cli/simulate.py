@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from longwatch.runner.simulator import Simulator
 
 app = typer.Typer(
-    help="Simulated event sources, and a check of their events.",
+    help="Simulate event sources, and check that no event was lost.",
     no_args_is_help=True,
 )
 
 POLL_SECONDS = 0.2
 MAX_EXAMPLES = 3
-"""Sources whose events are named; the table has the numbers of all."""
+"""The number of sources whose events are listed; the table counts those of all."""
 
 
 def _count_option(text: str) -> Any:
@@ -44,30 +44,38 @@ def _duration_option(text: str) -> Any:
 
 
 Sources = Annotated[
-    int, typer.Option(metavar="N", parser=whole_number(1, 1000), help="Sources: sim-1, sim-2, …")
+    int,
+    typer.Option(
+        metavar="N", parser=whole_number(1, 1000), help="Number of sources: sim-1, sim-2, …"
+    ),
 ]
 Rate = Annotated[
     float,
     typer.Option(
         metavar="N",
         parser=number(0, 100_000),
-        help="Events a second of each source; 0: only those of control requests.",
+        help="Events a second for each source; 0: only those of control requests.",
     ),
 ]
 Port = Annotated[
-    int, typer.Option(metavar="PORT", parser=whole_number(0, 65_535), help="0: any free one.")
+    int,
+    typer.Option(
+        metavar="PORT", parser=whole_number(0, 65_535), help="Port to listen on; 0: any free port."
+    ),
 ]
-Host = Annotated[str, typer.Option(metavar="ADDRESS", callback=valid_text, help="Where to listen.")]
+Host = Annotated[
+    str, typer.Option(metavar="ADDRESS", callback=valid_text, help="Address to listen on.")
+]
 Journal = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Record each event here; a file that exists is continued."),
+    typer.Option(metavar="FILE", help="Append each event to this file."),
 ]
 Status = Annotated[
     int | None,
     typer.Option(
         metavar="CODE",
         parser=whole_number(200, 599),
-        help="Answer with this status, not with a stream.",
+        help="Respond with this status instead of a stream.",
     ),
 ]
 
@@ -78,37 +86,45 @@ def events(  # noqa: PLR0913 - one argument an option
     sources: Sources = 1,
     rate: Rate = 1.0,
     count: Annotated[
-        int | None, _count_option("Events of each source; then the streams only stay open.")
+        int | None, _count_option("Events of each source; afterwards the streams stay open.")
     ] = None,
     port: Port = 8090,
     host: Host = "127.0.0.1",
     seed: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(), help="Another seed: other events.")
+        int, typer.Option(metavar="N", parser=whole_number(), help="Seed of the random events.")
     ] = 1,
     journal: Journal = None,
     history: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=whole_number(1), help="Events of a source that memory keeps."
+            metavar="N", parser=whole_number(1), help="Events of each source to keep in memory."
         ),
     ] = 10_000,
-    comment_interval: Annotated[float, _duration_option("A comment when nothing is new.")] = 15.0,
-    drop_every: Annotated[int, _count_option("Cut the connection in each N-th event.")] = 0,
-    stall_every: Annotated[int, _count_option("Fall silent at each N-th event.")] = 0,
-    stall_seconds: Annotated[float, _duration_option("How long a stall takes.")] = 60.0,
-    bad_bytes: Annotated[int, _count_option("Bytes that are not UTF-8 in each N-th event.")] = 0,
+    comment_interval: Annotated[
+        float, _duration_option("Time between comments while there are no events.")
+    ] = 15.0,
+    drop_every: Annotated[
+        int, _count_option("Drop the connection at each N-th event; 0: never.")
+    ] = 0,
+    stall_every: Annotated[int, _count_option("Stall at each N-th event; 0: never.")] = 0,
+    stall_seconds: Annotated[float, _duration_option("Length of a stall.")] = 60.0,
+    bad_bytes: Annotated[
+        int, _count_option("Send invalid UTF-8 in each N-th event; 0: never.")
+    ] = 0,
     retry: Annotated[
         int | None,
         typer.Option(
-            metavar="MS", parser=whole_number(0), help="Ask clients to wait so long to reconnect."
+            metavar="MS",
+            parser=whole_number(0),
+            help="Reconnect delay sent to clients, in milliseconds.",
         ),
     ] = None,
     status: Status = None,
 ) -> None:
-    """Serve event streams of invented faults until a signal ends it.
+    """Serve simulated event streams until SIGTERM or Ctrl-C.
 
-    Prints the sources as lines for longwatch.toml. `POST /control` changes the
-    faults while it runs.
+    Prints the sources as tables for longwatch.toml. `POST /control` changes the
+    stream faults while the simulator runs.
     """
     with _required_extra():
         from longwatch.runner.simulated_source import SimulatorSettings, StreamFaults  # noqa: PLC0415 - help must not wait for it
@@ -142,7 +158,7 @@ def check(
     *,
     journal: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="That of `longwatch simulate events`."),
+        typer.Option(metavar="FILE", help="The journal of `longwatch simulate events`."),
     ],
     store: Store = None,
     config: Config = None,
@@ -151,15 +167,15 @@ def check(
         typer.Option(
             metavar="DURATION",
             parser=duration(),
-            help="Wait so long for events that are missing, queued or running.",
+            help="The longest wait for events that are missing, queued or running.",
         ),
     ] = 0,
     json: Json = False,
 ) -> int:
-    """Compare the events that were sent with those in the store.
+    """Compare the events of a journal with the events in the store.
 
-    Exit code 0 if each of them has one row with one outcome, and no run is under
-    way; else 1.
+    Exits with 0 if each event has exactly one row with one outcome and no agent is
+    running, else with 1.
     """
     deadline = time.monotonic() + wait
     found = _reconcile(journal, store, config)

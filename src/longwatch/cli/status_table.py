@@ -1,5 +1,4 @@
-"""How programs stand, in words: the table of `longwatch status`, and one line about each program
-after a command.
+"""The table of `longwatch status`, and the line about each program after a command.
 
 The table fits the terminal: names are shortened, notes are cut, and nothing is wrapped.
 """
@@ -28,7 +27,7 @@ _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 
 
 def status_lines(response: JsonObject, *, now: float, width: int, colour: bool) -> list[str]:
-    """One table for all programs; with several supervisors one for each, below its command."""
+    """The table of all programs; with several supervisors one table for each, below its command."""
     programs, supervisors = response["programs"], response.get("supervisors", [])
     if not programs:
         return ["there are no programs"]
@@ -48,10 +47,10 @@ def status_lines(response: JsonObject, *, now: float, width: int, colour: bool) 
 def status_table(
     programs: Iterable[JsonObject], *, now: float, width: int = 80, colour: bool = False
 ) -> list[str]:
-    """A row for each program, none of them wider than `width`, and below it why it is not up or not
-    ready and how it ended last. `now` is wall time.
+    """A row for each program, at most `width` columns wide. Notes below the row say why the program
+    is not up or not ready, and how it ended last. `now` is wall time.
 
-    The name gets what room the other columns leave; one that is longer loses its middle.
+    The name gets the width that the other columns leave; the middle of a longer name is cut.
     """
     found = list(programs)
     rows = [HEADERS, *(_row(facts) for facts in found)]
@@ -77,9 +76,7 @@ def _line(row: Sequence[str], widths: Sequence[int], state_colour: str = "") -> 
 
 
 def _note_lines(program: JsonObject, now: float, width: int) -> list[str]:
-    """What there is to say beyond the row, as many of the notes in a line as fit; a note that does
-    not fit in one is cut.
-    """
+    """The notes below a row, as many in a line as fit. A note wider than a line is cut."""
     room = width - len(_NOTE_INDENT)
     notes = (_failed_checks(program), _note(program, now), _last_end(program["last_end"], now))
     lines: list[str] = []
@@ -110,15 +107,15 @@ def text_width(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """As much of the beginning as fits."""
+    """The beginning of a text, at most `width` columns wide."""
     while text_width(text) > width:
         text = text[: max(width, 0)] if len(text) > width else text[:-1]
     return text
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """A text that fits, with an ellipsis for its middle: the end of a name tells processes of one
-    worker apart.
+    """A text of at most `width` columns, with an ellipsis for its middle: the names of a worker's
+    processes differ at the end.
     """
     if text_width(text) <= width:
         return text
@@ -127,7 +124,7 @@ def shorten_middle(text: str, width: int) -> str:
 
 
 def status_line(program: JsonObject) -> str:
-    """One program, after something was done to it."""
+    """The line about a program after a command."""
     name, state = program["name"], program["state"]
     pid = f", pid {program['pid']}" if program["pid"] is not None else ""
     ready = ", ready" if program["ready"] else ""
@@ -170,7 +167,7 @@ def _last_end(end: JsonObject | None, now: float) -> str:
 
 
 def _note(program: JsonObject, now: float) -> str:
-    """Why it is not up or not ready, and what comes next; what it says of itself if it is."""
+    """Why the program is not up or not ready, and what happens next; else its own status text."""
     match program["state"]:
         case "broken":
             return f"{program['breaker']['reason']}; {_trial(program)}"
@@ -187,12 +184,12 @@ def _note(program: JsonObject, now: float) -> str:
 
 
 def _start_error(program: JsonObject) -> str:
-    """What a container was refused with; the end of a process says it all."""
+    """Why a container could not start; empty for a process, whose last end says why."""
     return str(program.get("last_error") or "") if program.get("kind") == "container" else ""
 
 
 def _runtime_note(program: JsonObject) -> str:
-    """What only the runtime knows of a container."""
+    """The note about a container that is paused or whose runtime does not answer."""
     container = program.get("container") or {}
     match container.get("status"):
         case "unknown":
@@ -205,7 +202,7 @@ def _runtime_note(program: JsonObject) -> str:
 
 
 def _unready_note(program: JsonObject) -> str:
-    """Why one that is up is not ready, as far as its probes say."""
+    """Why a program that is up is not ready, from the results of its probes."""
     if not program["up"] or program["ready"]:
         return ""
     probes, held = program.get("probes") or {}, program.get("crash_loop_restarts") or 0

@@ -1,7 +1,7 @@
-"""Wrong use as lines for people: errors of the command line parser, and faults of settings.
+"""Describes errors of the command line parser and faults of settings in one line each.
 
-The library moves its error classes from version to version. This module knows them by the names of
-the classes and by their attributes.
+The parser library moves its error classes from version to version, so this module matches them by
+class name and attributes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _describe_extra(error: Any, path: str, context: Any) -> str:
 
 
 def _bare(error: Any) -> str:
-    """The library's words in our form: no capital first, no full stop."""
+    """The library's message with a small first letter and without a full stop."""
     text: str = error.format_message().rstrip(".")
     return text[:1].lower() + text[1:]
 

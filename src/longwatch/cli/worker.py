@@ -15,14 +15,14 @@ Processes = Annotated[
     typer.Option(
         metavar="N",
         parser=whole_number(1, 256),
-        help="How many processes run them, 256 at most. [1]",
+        help="Number of worker processes, 256 at most. [1]",
         show_default=False,
     ),
 ]
 Name = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="What the processes are called in logs. [worker]", show_default=False
+        metavar="NAME", help="Name of the processes in logs. [worker]", show_default=False
     ),
 ]
 HealthPort = Annotated[
@@ -30,24 +30,24 @@ HealthPort = Annotated[
     typer.Option(
         metavar="PORT",
         parser=whole_number(0, 65_535),
-        help="Where health and metrics are. [the group's]",
+        help="Port of health and metrics. [the group's]",
     ),
 ]
 HealthHost = Annotated[
-    str | None, typer.Option(metavar="HOST", help="On which address. [the group's]")
+    str | None, typer.Option(metavar="HOST", help="Address of health and metrics. [the group's]")
 ]
 StateDir = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR", help="Where logs and stacks are kept; `off`: nowhere. [.longwatch]"
-    ),
+    typer.Option(metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"),
 ]
 LogLevel = Annotated[
     str | None,
-    typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]"),
+    typer.Option(
+        metavar="LEVEL", help="Lowest level: debug, info, warning, error or critical. [info]"
+    ),
 ]
 LogFormat = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")
+    str | None, typer.Option(metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]")
 ]
 
 
@@ -55,7 +55,9 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     target: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:GROUP", show_default=False, help="The loops, as shop.workers:group."
+            metavar="MODULE:GROUP",
+            show_default=False,
+            help="Import path of the group, such as shop.workers:group.",
         ),
     ],
     processes: Processes = 1,
@@ -68,12 +70,10 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
 ) -> int:
     """Run the loops of a group in worker processes.
 
-    This process is their parent, which keeps them up, and their leases too.
-
-    A process that dies or hangs is replaced, and its messages go to others at once.
-    SIGTERM and Ctrl-C finish what is in flight; SIGHUP restarts the processes one
-    after another. Exits with 0, 1 if something had to be killed, 2 for wrong use,
-    100 when the processes failed too often.
+    The parent process restarts workers that die or hang, and releases their
+    messages at once. SIGTERM and Ctrl-C finish the messages in flight; SIGHUP
+    restarts the workers one after another. Exits with 0, 1 if a process had to be
+    killed, 2 for wrong use, 75 to try again, 100 when the workers failed too often.
     """
     return run_workers(
         target,
@@ -99,8 +99,8 @@ def run_workers(  # noqa: PLR0913 - one argument an option
     log_format: str | None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Run the target in worker processes until a stop signal; returns the exit code. `env` is added
-    to the environment of the processes alone.
+    """Run an import path in worker processes until a stop signal; returns the exit code. Only the
+    worker processes get `env`.
     """
     from longwatch.app.worker import WorkerOptions  # noqa: PLC0415 - help must not wait for what only running needs
     from longwatch.app.worker import worker as run  # noqa: PLC0415
