@@ -59,7 +59,7 @@ def call(longwatch_bin: Path, tmp_path: Path) -> Command:
 def test_init_writes_a_file_that_passes_check_and_says_what_to_do_next(call: Command) -> None:
     said = call.ok("init").splitlines()
     assert (
-        "longwatch.toml is written: one program to begin with, and every setting with its "
+        "longwatch.toml is written: one example program, and every setting with its "
         "default. Next:" == said[0]
     )
     assert [
@@ -226,7 +226,7 @@ def test_check_lists_faults_of_the_file_and_of_the_machine_in_one_round(call: Co
         "program.web.depends_on: waits for 'nope'",
         "program.web.command: command 'no-such-command' was not found",
         "program.here.cwd: the working directory",
-        "worker.jobs.target: there is no module 'no_such_module'",
+        "worker.jobs.target: the module 'no_such_module'",
         f"program.api.health.port: {port} is not free",
     ]
     assert starts == [line[: len(start)] for line, start in zip(lines, starts, strict=True)]

@@ -448,8 +448,8 @@ def test_commands_ask_for_what_was_said_and_tell_how_programs_stand(shell: Shell
 @pytest.mark.parametrize("command", ["start", "stop", "restart", "reset"])
 def test_that_everything_is_meant_has_to_be_said(shell: Shell, command: str) -> None:
     with fake_supervisor(shell.state) as supervisor:
-        assert "name programs, or say --all" == shell.refusal(command)
-        assert "name programs or say --all, not both" == shell.refusal(command, "web", "--all")
+        assert "name programs, or add --all" == shell.refusal(command)
+        assert "name programs or add --all, not both" == shell.refusal(command, "web", "--all")
         assert [] == supervisor.requests
 
 

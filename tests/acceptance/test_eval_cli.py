@@ -407,7 +407,10 @@ def test_another_store_is_named_by_its_url_and_may_be_named_otherwise_the_next_t
         assert eventually(lambda: len(place.notes("begin")) == 3)
         at_work.kill_everything()
     (place.cwd / "go").touch()
-    assert "no store at sqlite:///.longwatch/evals.db" in place.eval("resume", run).stderr
+    assert (
+        "no store at sqlite:///.longwatch/evals.db; `longwatch eval run` makes one"
+        in place.eval("resume", run).stderr
+    )
     assert (
         3
         == place.json_output("resume", run, "--store", f"sqlite:///{place.cwd}/night.db")["passed"]
@@ -426,7 +429,7 @@ FAULTY = f"""{ONE}
 {{"id": "c", "input": 1, "label": 2}}
 """
 FAULTS = """\
-longwatch: bad.jsonl:2: is not JSON: Input data was truncated
+longwatch: bad.jsonl:2: is not JSON: it ends too early
 longwatch: bad.jsonl:4: has the id 'a', which line 1 has too; give each its own
 longwatch: bad.jsonl:5: has no id
 longwatch: bad.jsonl:6: has no input
@@ -468,10 +471,10 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
         ("ok.jsonl", "app"),
         "'app' is no import path; write it as module:name, such as shop.agent:loop",
     ),
-    (("ok.jsonl", "app:lopo"), "'app:lopo': app has no 'lopo'; did you mean loop?"),
+    (("ok.jsonl", "app:lopo"), "the module app has no 'lopo'; did you mean loop?"),
     (
         ("ok.jsonl", "nowhere:loop"),
-        "there is no module 'nowhere', which 'nowhere:loop' names; looked in ",
+        "the module 'nowhere' of 'nowhere:loop' was not found, neither in ",
     ),
     (
         ("ok.jsonl", "app:number"),
@@ -489,7 +492,7 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("ok.jsonl", "app:loop", "--evaluator", "app:jugde"),
-        "'app:jugde': app has no 'jugde'; did you mean judge?",
+        "the module app has no 'jugde'; did you mean judge?",
     ),
     (
         ("ok.jsonl", "app:loop", "--evaluator", "judge"),
@@ -517,7 +520,7 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("ok.jsonl", "app:loop", "--concurrency", "0"),
-        "--concurrency takes a whole number from 1 to 1,000, got '0'",
+        "--concurrency takes a whole number from 1 to 1000, got '0'",
     ),
     (
         ("ok.jsonl", "app:loop", "--min-pass-rate", "90"),
@@ -553,9 +556,9 @@ def test_an_evaluation_that_is_not_there_is_told_without_a_store_being_made(
         "resume", "night-1"
     )
     run = place.json_output("run", place.dataset(*passing_samples(1)), "app:loop")["run"]
-    assert f"longwatch: no evaluation '{run}0' here; did you mean {run}?\n" == place.refusal(
-        "resume", f"{run}0"
-    )
+    assert (
+        f"longwatch: no evaluation '{run}0' in sqlite:///.longwatch/evals.db; did you mean {run}?\n"
+    ) == place.refusal("resume", f"{run}0")
 
 
 @pytest.mark.parametrize(

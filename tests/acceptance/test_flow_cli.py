@@ -193,8 +193,8 @@ def test_what_needs_the_code_says_how_to_name_it(
 
 
 UNUSABLE = {
-    "nothing:flow": "there is no module 'nothing', which 'nothing:flow' names; looked in ",
-    "flow_app:flwo": "'flow_app:flwo': flow_app has no 'flwo'; did you mean flow?",
+    "nothing:flow": "the module 'nothing' of 'nothing:flow' was not found, neither in ",
+    "flow_app:flwo": "the module flow_app has no 'flwo'; did you mean flow?",
     "flow_app:number": (
         "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one"
     ),
@@ -262,7 +262,7 @@ def test_code_that_cannot_be_used_is_told_in_one_line(place: FlowDirectory, targ
             ("ls", "--store", "sqlit:///x.db"),
             "graphs are computed in a SQL store, which 'sqlit:///x.db' does not name; did you",
         ),
-        (("ls", "--limit", "0"), "--limit takes a whole number from 1 to 100,000, got '0'"),
+        (("ls", "--limit", "0"), "--limit takes a whole number from 1 to 100000, got '0'"),
         (("work", TARGET, "--concurrency", "0"), "--concurrency takes a whole number from 1 to"),
         (("nothing",), "`longwatch flow` has no command 'nothing'"),
     ],
@@ -317,7 +317,7 @@ def test_an_execution_that_is_not_there_is_told(
             "'job' sets nothing; write it as NODE=VALUE, such as url=https://example.org",
         ),
         (("set", "=1"), "'=1' sets nothing; write it as NODE=VALUE"),
-        (("set", "job=1", "job=2"), "a node is set twice: job, job; set each once"),
+        (("set", "job=1", "job=2"), "more than one value for job; set each node once"),
         (("set", "job={1"), "the value of 'job' is not JSON: "),
         (("set", "job=2026-11-15"), "the value of 'job' is not JSON: "),
         (("set", "job=None"), "the value of 'job' is not JSON: "),
@@ -363,7 +363,7 @@ def test_an_execution_of_a_graph_that_the_flow_does_not_have_can_be_shown_but_no
     ("words", "said"),
     [
         (("flow_app:two",), "this flow has several graphs; name one of jobs, other"),
-        (("flow_app:none",), "this flow has no graphs"),
+        (("flow_app:none",), "this flow has no graphs; write Flow(store, graphs=[...])"),
         (
             ("flow_app:two", "othre"),
             (
@@ -696,9 +696,9 @@ def states(execution: Execution) -> list[str]:
             "flow_app:number",
             "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one",
         ),
-        ("flow_app", "'flow_app' is no flow; write: longwatch flow work module:flow"),
-        ("nothing:flow", "there is no module 'nothing', which 'nothing:flow' names"),
-        ("flow_app:flwo", "'flow_app:flwo': flow_app has no 'flwo'; did you mean flow?"),
+        ("flow_app", "'flow_app' is no import path; write: longwatch flow work module:flow"),
+        ("nothing:flow", "the module 'nothing' of 'nothing:flow' was not found"),
+        ("flow_app:flwo", "the module flow_app has no 'flwo'; did you mean flow?"),
         ("broken:flow", "'broken:flow' cannot be imported: ZeroDivisionError: division by zero ("),
     ],
 )

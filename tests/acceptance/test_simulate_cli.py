@@ -66,9 +66,13 @@ def test_it_prints_its_sources_as_settings_and_stops_at_a_signal(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--rate", "nan"], "--rate takes a number from 0 to 100,000, got 'nan'"),
+        (["--rate", "nan"], "--rate takes a number from 0 to 100000, got 'nan'"),
         (["--drop-every", "1"], "at least 2"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+        (
+            ["--host", "no host"],
+            "cannot listen on no host port 0: name or service not known; give ",
+        ),
         (["--journal", "missing/file"], "missing/file"),
     ],
 )

@@ -51,7 +51,7 @@ REFUSED = {
     "no such module": (
         "",
         "nothing:group",
-        ["there is no module 'nothing', which 'nothing:group' names; looked in "],
+        ["the module 'nothing' of 'nothing:group' was not found, neither in "],
     ),
     "no such name": ("", "app:gruop", ["app has no 'gruop'; did you mean group?"]),
     "no target": ("", "app", ["'app' is no import path; write it as module:name"]),

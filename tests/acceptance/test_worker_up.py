@@ -256,7 +256,7 @@ def test_a_reload_brings_other_processes_and_one_that_has_faults_changes_nothing
         broken = run.wait_for_event("config_reload_rejected", times=2)["reason"]
         assert firsts == [run.pids()[name] for name in ("jobs-1", "jobs-2")]
         run.stop_cleanly()
-    assert "worker.jobs.target: 'app:gruop': app has no 'gruop'; did you mean group?" in misspelt
+    assert "worker.jobs.target: the module app has no 'gruop'; did you mean group?" in misspelt
     assert "worker.jobs.target: 'app:group' cannot be imported: ZeroDivisionError" in broken
 
 
@@ -283,7 +283,7 @@ FAULTS: dict[str, tuple[dict[str, Facts], dict[str, Facts], str]] = {
     "no such module": (
         {"jobs": {"target": "nothing:group"}},
         {},
-        "worker.jobs.target: there is no module 'nothing'",
+        "worker.jobs.target: the module 'nothing'",
     ),
     "no such name": (
         {"jobs": {"target": "app:gruop"}},

@@ -244,14 +244,18 @@ def test_the_url_of_the_store_is_not_kept_in_it(store: Store) -> None:
 
 def test_an_unknown_evaluation_is_told_with_the_nearest_or_the_last_ones(store: Store) -> None:
     with pytest.raises(
-        UsageError, match=r"^no evaluation 'night-1' here; the last ones are: none$"
+        UsageError, match=r"^no evaluation 'night-1' in \S+; `longwatch eval run` starts one$"
     ):
         find_evaluation(store, "night-1", url=store.url)
     Evaluation(_facts(store), store).submit(echo_dataset(3))
     open_mailbox(store, "of/another/spec").send(1)
-    with pytest.raises(UsageError, match=r"^no evaluation 'nihgt-1' here; did you mean night-1\?$"):
+    with pytest.raises(
+        UsageError, match=r"^no evaluation 'nihgt-1' in \S+; did you mean night-1\?$"
+    ):
         find_evaluation(store, "nihgt-1", url=store.url)
-    with pytest.raises(UsageError, match=r"^no evaluation 'of' here; the last ones are: night-1$"):
+    with pytest.raises(
+        UsageError, match=r"^no evaluation 'of' in \S+; the last ones are: night-1$"
+    ):
         find_evaluation(store, "of", url=store.url)
 
 

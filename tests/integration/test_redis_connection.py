@@ -333,11 +333,8 @@ def told(error: type[LongwatchError], call: Callable[[], object]) -> str:
 def test_a_server_that_is_not_there_is_unreachable_at_once() -> None:
     store = RedisStore(f"redis://user:hunter2@127.0.0.1:{free_port()}/0")
     text = told(StoreUnreachableError, lambda: store.backend("work").put([new_message()]))
-    assert ("cannot be reached" in text, "nothing was written" in text, "hunter2" in text) == (
-        True,
-        True,
-        False,
-    )
+    assert " cannot be reached (connection refused); nothing was written; check host" in text
+    assert "hunter2" not in text
 
 
 @pytest.mark.parametrize(

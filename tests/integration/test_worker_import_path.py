@@ -124,11 +124,11 @@ def test_what_is_no_module_and_name_is_told_how_to_be_written(target: str) -> No
 
 def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(here: Path) -> None:
     said = refusal("nothing:group")
-    assert (
-        f"there is no module 'nothing', which 'nothing:group' names; looked in {here} first" in said
-    )
+    assert f"the module 'nothing' of 'nothing:group' was not found, neither in {here} nor" in said
     write(here, "", "pack/things")
-    assert "there is no module 'pack.other'" in refusal("pack.other:group")
+    assert "the module 'pack.other' of 'pack.other:group' was not found" in refusal(
+        "pack.other:group"
+    )
 
 
 def test_a_module_that_misses_another_one_is_not_mistaken_for_missing(here: Path) -> None:

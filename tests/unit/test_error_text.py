@@ -3,11 +3,18 @@ from __future__ import annotations
 import errno
 import os
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.core.error_text import MAX_ERROR_LENGTH, describe_error, error_text, os_reason
+from longwatch.core.error_text import (
+    MAX_ERROR_LENGTH,
+    describe_error,
+    error_text,
+    json_reason,
+    os_reason,
+)
 from longwatch.core.traceback_text import describe_traceback
 
 
@@ -66,6 +73,20 @@ def test_the_operating_system_is_quoted_in_lower_case_and_without_the_path(
     error: OSError, reason: str
 ) -> None:
     assert reason == os_reason(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"{x", "object keys must be strings (byte 1)"),
+        (b"2026-11-18", "trailing characters (byte 5)"),
+        (b'{"a": 1', "it ends too early"),
+    ],
+)
+def test_the_reason_why_a_text_is_not_json_does_not_say_so_again(text: bytes, reason: str) -> None:
+    with pytest.raises(msgspec.DecodeError) as raised:
+        msgspec.json.decode(text)
+    assert reason == json_reason(str(raised.value))
 
 
 @pytest.mark.parametrize("before", range(MAX_ERROR_LENGTH - 60, MAX_ERROR_LENGTH, 3))

@@ -203,7 +203,7 @@ def test_a_text_that_would_break_a_table_stays_in_its_cell() -> None:
 
 def test_a_file_that_is_no_report_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"^the report \S+/none.json cannot be read: no such file or directory$"
+        UsageError, match=r"^the report \S+/none.json cannot be read: no such file or directory; "
     ):
         EvalReport.load(tmp_path / "none.json")
     for text in ("not json", "[]", '{"run": "a"}', '{"run": 1}'):

@@ -135,7 +135,7 @@ def resume(
 ) -> EvalReport:
     """Resume an evaluation. A finished one is only reported again."""
     fill_standard_streams()
-    with existing_store(store) as opened:
+    with existing_store(store, creator="longwatch eval run") as opened:
         evaluation = find_evaluation(opened, run, url=store)
         _make_directories(state)
         with closing(_EvalWorkers(evaluation.spec, state, environ, resume_command)) as workers:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.masking import mask_text
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UsageError
 from longwatch.evals.dataset import Dataset, submit_dataset
@@ -114,10 +115,10 @@ def find_evaluation(store: Any, run: str, *, url: str) -> Evaluation:
     """
     known = [found[1] for name in mailbox_names(store) if (found := _SPEC_NAME.fullmatch(name))]
     if run not in known:
-        shown = ", ".join(sorted(known)[-5:]) or "none"
+        shown = ", ".join(sorted(known)[-5:])
+        others = f"the last ones are: {shown}" if known else "`longwatch eval run` starts one"
         raise UsageError(
-            f"no evaluation {run!r} here; "
-            f"{did_you_mean(run, known, default=f'the last ones are: {shown}')}"
+            f"no evaluation {run!r} in {mask_text(url)}; {did_you_mean(run, known, default=others)}"
         )
     spec_mailbox = _spec_mailbox(store, run)
     for delivery in spec_mailbox.backend.peek(limit=1):

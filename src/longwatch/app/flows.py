@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, NamedTuple
 
+from longwatch.core.error_text import json_reason
 from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
 from longwatch.flow.execution import Computation, ExecutionSummary
@@ -126,7 +127,7 @@ def find_graph(flow: Flow, name: str | None, version: str | None) -> Graph:
         raise UsageError(
             f"this flow has several graphs; name one of {', '.join(names)}"
             if names
-            else "this flow has no graphs"
+            else "this flow has no graphs; write Flow(store, graphs=[...])"
         )
     return flow.registry.graphs[flow.registry.find(name or names[0], version)]
 
@@ -174,7 +175,7 @@ def parse_value(node: str, text: str) -> Any:
                 f"the value of {node!r} is not JSON: {text} is Python; write null, true, "
                 f"false, or use --text"
             ) from None
-        detail = str(error).removeprefix("a value cannot be read: ")
+        detail = json_reason(str(error).removeprefix("a value cannot be read: "))
         raise UsageError(
             f"the value of {node!r} is not JSON: {detail}; quote it for the shell, or use --text"
         ) from None

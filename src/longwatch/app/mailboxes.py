@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from longwatch.core.error_text import json_reason
 from longwatch.core.masking import mask_text
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import MailboxConnectionError, SerializationError, StoreError, UsageError
@@ -24,6 +25,9 @@ from longwatch.store.json_codec import Codec
 from longwatch.store.migrations import SchemaStatus, schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sqlite.file import require_usable_path
+
+CREATOR = "longwatch db migrate"
+"""The command that creates a store, for errors."""
 
 
 @contextmanager
@@ -43,10 +47,12 @@ def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
 
 
 @contextmanager
-def existing_store(url: str) -> Iterator[Any]:
-    """Open the store of a URL. Raises UsageError if it does not exist or has no mailboxes."""
+def existing_store(url: str, *, creator: str = CREATOR) -> Iterator[Any]:
+    """Open the store of a URL. Raises UsageError if it does not exist or has no mailboxes. The
+    error names `creator`, the command that creates the store.
+    """
     with opened_store(url) as store:
-        if isinstance(store, Database) and require_schema(store).version == 0:
+        if isinstance(store, Database) and require_schema(store, creator=creator).version == 0:
             cure = (
                 "`longwatch db migrate` makes its tables"
                 if store.is_shared
@@ -80,8 +86,10 @@ def mailbox_stats(store: Any) -> list[tuple[str, MailboxStats]]:
     return [(name, open_mailbox(store, name).stats()) for name in mailbox_names(store)]
 
 
-def require_schema(store: Any) -> SchemaStatus:
-    """The status of the schema. Raises UsageError if there is no store, or one without a schema."""
+def require_schema(store: Any, *, creator: str = CREATOR) -> SchemaStatus:
+    """The status of the schema. Raises UsageError if there is no store, or one without a schema.
+    The error names `creator`, the command that creates the store.
+    """
     if not isinstance(store, Database):
         raise UsageError(
             f"{masked_url(store)} has no schema and needs no migration; `longwatch mailbox ls` "
@@ -89,9 +97,7 @@ def require_schema(store: Any) -> SchemaStatus:
         )
     status = _schema_status(store)
     if status is None:
-        raise UsageError(
-            f"no store at {masked_url(store)}; `longwatch db migrate` makes one, or give --store"
-        )
+        raise UsageError(f"no store at {masked_url(store)}; `{creator}` makes one, or give --store")
     return status
 
 
@@ -120,7 +126,7 @@ def parse_json_body(data: bytes) -> Any:
         Codec().decode(data)
         return msgspec.Raw(msgspec.json.format(data, indent=-1))
     except (SerializationError, msgspec.MsgspecError) as error:
-        detail = str(error).removeprefix("a body cannot be read: ")
+        detail = json_reason(str(error).removeprefix("a body cannot be read: "))
         raise SerializationError(
             f"the body is not JSON: {detail}; quote it for the shell, or use --text"
         ) from None

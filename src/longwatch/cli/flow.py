@@ -407,7 +407,7 @@ def _parse_words(
     if most is not None and len(given) > most:
         if flow is None and ":" not in given[0]:
             raise UsageError(
-                f"{given[0]!r} is no flow; write: "
+                f"{given[0]!r} is no import path; write: "
                 f"{_usage(command, *required, *filter(None, [optional]))}"
             )
         raise UsageError(
@@ -461,9 +461,9 @@ def _parse_assignments(words: Sequence[str], *, as_text: bool) -> dict[str, Any]
     pairs = [_assignment(word) for word in words]
     values = {node: value if as_text else parse_value(node, value) for node, value in pairs}
     if len(values) < len(pairs):
-        raise UsageError(
-            f"a node is set twice: {', '.join(node for node, _ in pairs)}; set each once"
-        )
+        nodes = [node for node, _ in pairs]
+        twice = ", ".join(node for node in values if nodes.count(node) > 1)
+        raise UsageError(f"more than one value for {twice}; set each node once")
     return values
 
 

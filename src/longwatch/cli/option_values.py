@@ -99,4 +99,4 @@ def _is_within(value: float, low: float | None, high: float | None) -> bool:
 def _describe_range(low: float | None, high: float | None) -> str:
     if low is None:
         return ""
-    return f", {low:g} or more" if high is None else f" from {low:,} to {high:,}"
+    return f", {low:g} or more" if high is None else f" from {low} to {high}"

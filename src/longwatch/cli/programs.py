@@ -286,7 +286,7 @@ def _selected(names: list[str] | None, *, everything: bool) -> list[str]:
     """The names, or an empty list for --all. Raises UsageError if both or neither are given."""
     if bool(names) == everything:
         raise UsageError(
-            "name programs or say --all, not both" if everything else "name programs, or say --all"
+            "name programs or add --all, not both" if everything else "name programs, or add --all"
         )
     return names or []
 

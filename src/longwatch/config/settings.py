@@ -52,7 +52,7 @@ EntryT = TypeVar("EntryT", bound=SettingsTable)
 
 DEFAULT_STATE_DIR = ".longwatch"
 _WHERE_KEYS = ("command", "cwd", "user", "env", "target")
-"""The fields by which a command is looked for on this machine."""
+"""The fields that decide where a command is found on this machine."""
 _DEPENDENCY_KEYS = ("depends_on", "restart", "restart_codes", "no_restart_codes", "processes")
 _REQUIRED_KEYS = ("command", "image", "target")
 
@@ -254,8 +254,8 @@ def examine_settings(
 
 
 def _without_doubtful_parts(settings: Settings, invalid_paths: Collection[str]) -> Settings:
-    """The settings without parts that a fault makes doubtful: programs and workers whose command is
-    found by a field with a fault, and unknown ports.
+    """The settings without parts that depend on a faulty field: programs and workers whose command
+    cannot be located, and unknown ports.
     """
     kept = {}
     for table in ("program", "worker"):
@@ -355,8 +355,8 @@ def _valid_entries(kind: type[EntryT], raw: object) -> dict[str, EntryT | None]:
     required = {key: "-" for key in _REQUIRED_KEYS if key in kind.__struct_fields__}
     for name, table in raw.items() if isinstance(raw, dict) else ():
         try:
-            told = {key: table[key] for key in _DEPENDENCY_KEYS if key in table}
-            entries[name] = msgspec.convert({**required, **told}, kind)
+            given = {key: table[key] for key in _DEPENDENCY_KEYS if key in table}
+            entries[name] = msgspec.convert({**required, **given}, kind)
         except (msgspec.MsgspecError, TypeError):
             entries[name] = None
     return entries
@@ -374,7 +374,7 @@ def masked_settings(settings: Settings) -> dict[str, object]:
 
 
 def _split_commands(table: dict[str, Any]) -> None:
-    """Show commands as words, in which secrets are recognised more surely."""
+    """Split commands into words, because masking recognises secrets better in words."""
     probes = (table.get(key) for key in ("health", "liveness", "readiness", "startup"))
     for each in (table, *probes):
         if each and each["command"]:
@@ -402,13 +402,13 @@ def setting_path(option: str) -> str:
 
 
 def _parse_off_only(text: str) -> object:
-    """HEALTH_CHECK_ENABLED can turn checks off; to turn them on takes a port or a setting."""
+    """Parse HEALTH_CHECK_ENABLED, which can only turn checks off."""
     return UNSET if text.strip().lower() in TRUE_WORDS else text
 
 
 def _parse_debug(text: str) -> object:
-    """DEBUG is a variable of many programs: a value that is no yes (`DEBUG=app:*`) is not for
-    Longwatch.
+    """Parse DEBUG. Other programs use this variable too, so other values than yes (`DEBUG=app:*`)
+    are ignored.
     """
     return Level.DEBUG.value if text.strip().lower() in TRUE_WORDS else UNSET
 
@@ -432,5 +432,5 @@ VARIABLES = (
 
 
 def is_pretty(log: LogSettings, descriptor: int) -> bool:
-    """Whether stdout (1) or stderr (2) gets the form for people; `auto`: if it is a terminal."""
+    """Whether stdout (1) or stderr (2) gets the pretty form; with `auto` if it is a terminal."""
     return log.format == "pretty" or (log.format == "auto" and os.isatty(descriptor))

@@ -3,7 +3,8 @@
 The user's code makes the text of an exception. It can be endless, contain secrets or characters
 that no store accepts, or raise while it is made. `describe_error` and `error_text` never raise.
 They return text that every store accepts, with secrets masked, of at most `MAX_ERROR_LENGTH`.
-`os_reason` is for messages to users about files, sockets and processes.
+`os_reason` is for messages to users about files, sockets and processes, `json_reason` for those
+about text that is not JSON.
 """
 
 from __future__ import annotations
@@ -33,3 +34,13 @@ def error_text(error: BaseException) -> str:
 def os_reason(error: OSError) -> str:
     """Return why the operating system refused, in lower case: `permission denied`."""
     return (error.strerror or str(error) or "unknown reason").lower()
+
+
+def json_reason(message: str) -> str:
+    """Return why a text is not JSON, from the message of the decoder: `trailing characters (byte
+    5)`.
+    """
+    reason = message.removeprefix("JSON is malformed: ")
+    if reason == "Input data was truncated":
+        return "it ends too early"
+    return reason[:1].lower() + reason[1:]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from longwatch.core.error_text import os_reason
+from longwatch.core.error_text import json_reason, os_reason
 from longwatch.core.sanitize import is_storable
 from longwatch.errors import (
     ConfigError,
@@ -57,7 +57,10 @@ class Dataset(Sequence[Sample]):
         try:
             text = file.read_bytes()
         except OSError as error:
-            raise UsageError(f"the dataset {file} cannot be read: {os_reason(error)}") from None
+            raise UsageError(
+                f"the dataset {file} cannot be read: {os_reason(error)}; name a file with one JSON "
+                f"object a line"
+            ) from None
         return cls(_parse_samples(text, str(file)), name=str(file))
 
     def save(self, path: str | Path) -> None:
@@ -152,7 +155,7 @@ def _parse_sample(line: bytes) -> Sample:
     try:
         found = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ValueError(f"is not JSON: {error}") from None
+        raise ValueError(f"is not JSON: {json_reason(str(error))}") from None
     if not isinstance(found, dict):
         raise ValueError('is not an object; write {"id": …, "input": …, "expected": …}')  # noqa: TRY004 - one kind of fault
     if missing := [key for key in ("id", "input") if key not in found]:

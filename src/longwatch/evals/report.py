@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from longwatch.core.error_text import os_reason
+from longwatch.core.error_text import json_reason, os_reason
 from longwatch.errors import UsageError
 from longwatch.evals.dataset import Dataset
 from longwatch.evals.results import CollectedResults, EvalResult, SampleEnd
@@ -49,9 +49,14 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
-            raise UsageError(f"the report {path} cannot be read: {os_reason(error)}") from None
+            raise UsageError(
+                f"the report {path} cannot be read: {os_reason(error)}; name a report that was "
+                f"saved as JSON"
+            ) from None
         except msgspec.MsgspecError as error:
-            raise UsageError(f"{path} is no report of an evaluation: {error}") from None
+            raise UsageError(
+                f"{path} is no report of an evaluation: {json_reason(str(error))}"
+            ) from None
 
     def save(self, path: str | Path) -> None:
         """Save the report as Markdown if the file name ends in .md, else as JSON."""

@@ -94,10 +94,11 @@ class Simulator:
         try:
             await site.start()
         except OSError as error:  # the text of asyncio repeats the address
-            reason = os.strerror(error.errno).lower() if error.errno else os_reason(error)
+            number = error.errno or 0  # negative for a name that was not found
+            reason = os.strerror(number).lower() if number > 0 else os_reason(error)
             raise UsageError(
                 f"cannot listen on {settings.host} port {settings.port}: {reason}; "
-                f"give --port another number, or 0 for any free one"
+                f"give --host an address of this machine, and --port a free port, or 0 for any"
             ) from None
         return int(server.addresses[0][1])
 

@@ -50,7 +50,7 @@ def load_object(import_path: str) -> Any:
     module_name, name = split_import_path(import_path)
     if os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    return _resolve(_import_module(module_name, import_path), name, import_path)
+    return _resolve(_import_module(module_name, import_path), name)
 
 
 def is_flow(found: Any) -> bool:
@@ -107,12 +107,12 @@ def _import_module(module_name: str, import_path: str) -> Any:
             raise
         here = os.getcwd()  # noqa: PTH109
         raise UsageError(
-            f"there is no module {missing!r}, which {import_path!r} names; looked in {here} first, "
-            f"then where Python does"
+            f"the module {missing!r} of {import_path!r} was not found, neither in {here} nor on "
+            f"the Python path; check the name and the working directory"
         ) from None
 
 
-def _resolve(module: Any, name: str, import_path: str) -> Any:
+def _resolve(module: Any, name: str) -> Any:
     found = module
     for part in name.split("."):
         try:
@@ -126,9 +126,7 @@ def _resolve(module: Any, name: str, import_path: str) -> Any:
             hint = did_you_mean(
                 part, known, default="define it there, as in: group = LoopGroup([...])"
             )
-            raise UsageError(
-                f"{import_path!r}: {module.__name__} has no {part!r}; {hint}"
-            ) from None
+            raise UsageError(f"the module {module.__name__} has no {part!r}; {hint}") from None
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from redis import exceptions as redis
 
 from longwatch.core.masking import mask_text
@@ -17,6 +19,9 @@ from longwatch.errors import (
 )
 
 ErrorMeaning = tuple[type[StoreError], str]
+
+_CONNECT_ERROR = re.compile(r"Error -?\d+ connecting to \S+\. (.+)\.")
+"""The message of redis-py, which repeats the address, and the reason in it."""
 
 
 OTHER_SCHEMA = (
@@ -99,8 +104,11 @@ def unreachable_error(url: str, error: Exception) -> StoreError:
     """Return the error for a command that could not be sent. Nothing was written."""
     if isinstance(error, redis.AuthenticationError | redis.BusyLoadingError | redis.ResponseError):
         return refused_error(url, error)
+    found = _CONNECT_ERROR.fullmatch(str(error))
+    reason = found[1].lower() if found else error
     return StoreUnreachableError(
-        f"{mask_text(url)} cannot be reached ({error}); nothing was written, check that it runs"
+        f"{mask_text(url)} cannot be reached ({reason}); nothing was "
+        f"written; check host and port, and that the server runs"
     )
 
 

@@ -47,6 +47,7 @@ _INVALID_URL = re.compile(
     r"|could not parse network address|expected authentication request"
 )
 _HOST_NOT_FOUND = "could not translate host name"
+_LIBPQ_HINT = re.compile(r" Is the server running [^?]*\?")
 
 
 class ServerAddress:
@@ -134,7 +135,7 @@ class ServerAddress:
         """Return the store error for a failed attempt. libpq does not expose the error code, so the
         text decides.
         """
-        text = mask_text(" ".join(message.split()))
+        text = mask_text(_LIBPQ_HINT.sub("", " ".join(message.split())))
         reason = _server_reason(message)
         if reason is None:
             return self._no_server_error(_without_names(message), text)
