@@ -97,7 +97,7 @@ class _OpenLog(NamedTuple):
 
 
 _FLUSH_TIMEOUT = 5.0
-"""Seconds to wait for a reader, as for a program whose output is not read."""
+"""Seconds to wait for the reader of standard output or standard error."""
 _CLOSE_TIMEOUT = 1.0
 
 
@@ -123,11 +123,11 @@ class Console:
         self.err = NonblockingWriter(2, name="longwatch-stderr")
         self.on_log_stalled: Callable[[Path, int], None] = lambda _path, _bytes: None
         """Called with the path of a log file and the capacity of its buffer, each time that the
-        buffer begins to drop lines because the disk takes none.
+        buffer begins to drop lines because the disk does not answer.
         """
         self.on_log_failed: Callable[[Path, str], None] = lambda _path, _reason: None
-        """Called with a log file's path and the reason each time that it begins to take no lines,
-        because it cannot be written or opened again.
+        """Called with the path of a log file and the reason, when the file can no longer be written
+        or opened.
         """
         self._state = state
         self._clock = clock
@@ -202,8 +202,8 @@ class Console:
         return Streams(None, tee, tee)
 
     def open_program_log(self, name: str, output: OutputPolicy) -> None:
-        """Open the program's log file, unless it is open or there is no state directory. Blocks
-        on the disk. UsageError if it cannot be opened.
+        """Open the program's log file, unless it is open or there is no state directory. Blocks on
+        the disk. Raises UsageError if the file cannot be opened.
         """
         if name not in self._program_logs and (opened := self._open_log(output, name)):
             self._program_logs[name] = opened
@@ -253,8 +253,8 @@ class Console:
             writer.close(_CLOSE_TIMEOUT)
 
     def _start_summaries(self) -> None:
-        """Have a thread write summaries for as long as faults repeat. Without a thread left they
-        are written when the console is closed.
+        """Start a thread that writes summaries while faults repeat. If no thread can start, `close`
+        writes them.
         """
         with suppress(RuntimeError):
             BackgroundThread(self._write_summaries, name="longwatch-repeats").start()
@@ -311,15 +311,15 @@ def fill_standard_streams() -> None:
 
 
 class StateDirectoryError(UsageError):
-    """The file system does not let us write to the state directory."""
+    """The state directory cannot be written."""
 
 
 def usable_state_directory(
     state: Path | None, *, is_default: bool
 ) -> tuple[Path | None, StateDirectoryUnavailable | None]:
-    """The state directory, made if it is new. The default one may be missing, as in a container
-    whose files are read-only: then there is none, and the event says why. UsageError for one that
-    was asked for.
+    """Create and return the state directory. If the default one cannot be written, as in a
+    container with a read-only file system, returns None and the event that says why. Raises
+    UsageError for a directory that the user named.
     """
     if state is None:
         return None, None

@@ -38,7 +38,9 @@ QUERY_TIMEOUT = 10.0
 COMMAND_TIMEOUT = 3600.0
 """Seconds that a command may take that waits for programs to stop."""
 SAMPLE_SECONDS = 0.3
-"""Over which the CPU share of programs is measured: the kernel counts in hundredths of a second."""
+"""Seconds over which the CPU share of programs is measured. The kernel counts in hundredths of a
+second.
+"""
 _END_POLL_SECONDS = 0.02
 _RUNNER_COMMANDS = frozenset({"status", "usage", "stop", "down"})
 _SUPERVISOR_FACTS = ("command", "version", "pid", "guardian_pid", "started_at")
@@ -106,8 +108,8 @@ def request(  # noqa: PLR0913 - one argument a field of the request, and how lon
 
 
 def status(state: Path, programs: Sequence[str]) -> ControlResponse:
-    """The facts of these programs, or of all, with what they use. CPU is measured over a moment:
-    as a share of one core, in percent.
+    """The state of these programs, or of all, with their CPU and memory. CPU is measured over
+    `SAMPLE_SECONDS`, in percent of one core.
     """
     before = _usages(state, programs)
     if before:
@@ -121,8 +123,8 @@ def status(state: Path, programs: Sequence[str]) -> ControlResponse:
 
 
 def shut_down(state: Path, *, timeout: float) -> list[RunningSupervisor]:
-    """Have everything stopped that runs in the state directory, and wait until it has ended;
-    returns what that was. DeadlineExceededError if it has not ended in time.
+    """Stop all supervisors of the state directory and wait until they have ended; returns them.
+    Raises DeadlineExceededError if one has not ended in time.
     """
     supervisors = find_supervisors(state)
     deadline = Deadline.after(timeout, SystemClock())
@@ -138,8 +140,8 @@ def shut_down(state: Path, *, timeout: float) -> list[RunningSupervisor]:
 
 
 def _wait_for_end(supervisor: RunningSupervisor, watch: ProcessWatch, deadline: Deadline) -> None:
-    """Wait until it has released the directory. A process of ours ends then, one of a user's goes
-    on.
+    """Wait until the supervisor has released the directory. A `longwatch` process ends then; a
+    user's process that embeds a supervisor goes on.
     """
     while supervisor.is_running and not deadline.expired:
         deadline.clock.wait(Wakeup(), _END_POLL_SECONDS)
@@ -157,8 +159,8 @@ def _ask(
     timeout: float = QUERY_TIMEOUT,
     may_be_gone: bool = False,
 ) -> ControlResponse | None:
-    """The response of one supervisor; None if it has ended and that is no error here. RefusedError
-    if it refuses.
+    """The response of one supervisor; None if it has ended and that is allowed here. Raises
+    RefusedError if it refuses.
     """
     try:
         response = send_request(supervisor.socket, fields, timeout=timeout)
@@ -174,8 +176,8 @@ def _ask(
 def _addressed(
     supervisors: list[RunningSupervisor], command: str, *, everything: bool
 ) -> list[RunningSupervisor]:
-    """The supervisors that a command is for: a reload is for the one that has a file, and a runner
-    takes no command that has programs started.
+    """The supervisors that accept a command: only `longwatch up` reloads, and a runner does not
+    start programs.
     """
     if command == "reload":
         return supervisors[:1]
@@ -187,8 +189,8 @@ def _addressed(
 def _share_names(
     supervisors: Sequence[RunningSupervisor], names: Sequence[str]
 ) -> dict[RunningSupervisor, Sequence[str]]:
-    """Which of these programs each supervisor has; those that have none are left out. A name that
-    several have stands for all of them.
+    """The names for each supervisor that has some of these programs. A name that several
+    supervisors have goes to each of them.
     """
     if len(supervisors) == 1 or not names:
         return dict.fromkeys(supervisors, names)
@@ -203,7 +205,7 @@ def _share_names(
 
 
 def _known_names(supervisor: RunningSupervisor) -> set[str]:
-    """The programs of a supervisor, and the groups that they are in."""
+    """The names of a supervisor's programs, and of their groups."""
     response = _ask(supervisor, {"do": "status"}, may_be_gone=True) or {"programs": []}
     return {
         name
@@ -214,8 +216,8 @@ def _known_names(supervisor: RunningSupervisor) -> set[str]:
 
 
 def _merge(responses: Sequence[ControlResponse]) -> ControlResponse:
-    """One response of several: the facts of the first supervisor, those of each in `supervisors`,
-    and the programs of all.
+    """Merge the responses of several supervisors: the facts of the first one, the facts of each in
+    `supervisors`, and all programs.
     """
     if not responses:
         raise TryAgainError("everything that ran has just ended; look with `longwatch status`")
@@ -234,8 +236,8 @@ def _merge(responses: Sequence[ControlResponse]) -> ControlResponse:
 
 
 def _usages(state: Path, names: Sequence[str]) -> dict[tuple[str, int], JsonObject]:
-    """What programs that run have used so far, by name and pid; nothing if a supervisor cannot say
-    that.
+    """The CPU time that running programs have used, by name and pid; empty if a supervisor does not
+    know it.
     """
     try:
         programs = request(state, "usage", names)["programs"]

@@ -94,13 +94,15 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
 
 
 def _health_notice(run: RunSettings, name: str) -> Iterator[HealthChecksOff]:
-    """Say once that no health is checked, unless somebody wanted it so."""
+    """The notice that no health is checked, unless the settings turn health checks off."""
     if not run.health.effective_enabled and run.health.enabled is None:
         yield HealthChecksOff(program=name, hint=HEALTH_HINT)
 
 
 def require_program_name(name: str) -> str:
-    """Refuse the name of our own log, so that the output of the program does not get into it."""
+    """Refuse the name of the supervisor's log, so that the output of the program does not get into
+    it.
+    """
     if name == SUPERVISOR_LOG:
         raise UsageError(f"the name {name!r} belongs to our own log; choose another with --name")
     return name

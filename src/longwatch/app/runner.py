@@ -196,8 +196,8 @@ class _RunnerCommand:
         return self._runner.depths.refresh()
 
     def run(self, state: Path | None) -> int:
-        """Run until a signal. `state` is the directory in which `longwatch status` and its like
-        find this process, None if they cannot.
+        """Run until a signal. `state` is the state directory in which `longwatch status` finds this
+        process; None without one.
         """
         block_signals()
         try:

@@ -1,5 +1,6 @@
-"""The control socket of `longwatch runner`: `longwatch status`, `stop` and `down` reach it as they
-reach a supervisor. The runner is the only program, and stops with its process.
+"""The control socket of `longwatch runner`, for `longwatch status`, `stop` and `down`.
+
+The runner appears as the only program of a supervisor. It stops with its process.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "stop": frozenset({"programs", "all"}),
     "down": frozenset(),
 }
-"""The commands, and the keys that each takes beside `do`."""
+"""The commands, and the keys that each accepts beside `do`."""
 
 
 class RunnerControl:
-    """Answers requests about a runner. `status_text` says what it does now, `stop` begins to drain
-    it. Opened and closed once, from the main thread.
+    """Answers control requests of a runner. `status_text` returns its status, `stop` begins to
+    drain it. The main thread opens and closes it once.
     """
 
     def __init__(  # noqa: PLR0913 - a runner and its surroundings, each by name
@@ -68,7 +69,9 @@ class RunnerControl:
         self._undo = ExitStack()
 
     def open(self) -> None:
-        """Listen; where that cannot be, an event says so, and the runner goes on without."""
+        """Listen on the control socket. If that fails, emit an event and continue without the
+        socket.
+        """
         try:
             with ExitStack() as undo:
                 self._open(undo)
@@ -90,7 +93,7 @@ class RunnerControl:
         lock.publish_socket(server.path)
 
     def close(self) -> None:
-        """Answer those that wait for the end, and listen no more. Idempotent."""
+        """Answer the requests that wait for the end, and close the socket. Idempotent."""
         self._undo.close()
 
     async def _close(self, server: ControlServer) -> None:
@@ -99,7 +102,7 @@ class RunnerControl:
         await server.close()
 
     async def handle(self, request: JsonObject) -> JsonObject:
-        """Run one request; UsageError if it is not one for a runner."""
+        """Run one request. Raises UsageError if a runner does not accept it."""
         command = _command(request)
         if command == "usage":
             return {"programs": [await self._usage()]}
@@ -114,7 +117,7 @@ class RunnerControl:
         return {**self._process_status(), "programs": [self._program_status()]}
 
     def _stop_once(self) -> None:
-        """Begin to drain, unless that has begun: a second stop would end the runs at once."""
+        """Begin to drain, unless the drain has begun: a second stop would end the runs at once."""
         if not (self._stop_requested or self._runner.is_draining):
             self._stop_requested = True
             self._stop()
@@ -140,7 +143,7 @@ class RunnerControl:
         }
 
     def _program_status(self) -> JsonObject:
-        """The facts of the one program, as a supervisor has them."""
+        """The state of the runner in the form of a supervisor's program."""
         state = "stopped" if self._ended.is_set() else self._state_now()
         is_up = state != "stopped"
         return {
@@ -177,9 +180,7 @@ class RunnerControl:
 
 
 def _command(request: JsonObject) -> str:
-    """The command of a request; UsageError if this process has no such command, or has another
-    name.
-    """
+    """The command of a request. Raises UsageError for an unknown command, key or program name."""
     command = request.get("do")
     if not isinstance(command, str) or command not in _KEYS:
         raise UsageError(

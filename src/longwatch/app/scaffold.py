@@ -1,5 +1,5 @@
-"""`longwatch init`: writes a first `longwatch.toml`, with one program and every other setting as a
-comment.
+"""`longwatch init`: writes an example `longwatch.toml`, with one program and every other setting as
+a comment.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class _SettingsReader:
         self._origins: dict[str, str] = {}
 
     def assert_all_used(self) -> None:
-        """A variable or flag for a path that no struct has is a mistake of ours."""
+        """Assert that every variable and flag sets an existing field; anything else is a bug."""
         optional = {
             path
             for path, given in self._overrides.items()
@@ -217,7 +217,7 @@ class _SettingsReader:
         assert not unused, f"no such setting: {', '.join(sorted(unused))}"
 
     def struct(self, kind: kinds.StructType, place: _Location, raw: object) -> object:
-        """A struct from a table; `_INVALID` if it has a fault that it cannot do without."""
+        """Read a struct from a table; `_INVALID` if a faulty field is required."""
         if not isinstance(raw, dict):
             return self._reject(kind, place, raw)
         known = {field.encode_name: field for field in kind.fields}
@@ -301,7 +301,7 @@ class _SettingsReader:
         return self._value(kind, replace(place, where=where), raw, cure=cure)
 
     def _value(self, kind: TypeInfo, place: _Location, raw: object, *, cure: str = "") -> object:
-        """One value of one layer, whatever its kind."""
+        """Read one value of one layer, of any kind."""
         inner = _container_for(kind, raw)
         match inner:
             case kinds.StructType():
@@ -327,7 +327,7 @@ class _SettingsReader:
         return items if isinstance(kind, kinds.ListType) else tuple(items)
 
     def _table(self, kind: kinds.DictType, place: _Location, raw: dict[str, object]) -> object:
-        """A table whose keys are free, as `env`."""
+        """Read a table with free keys, such as `env`."""
         table = {
             key: self._value(kind.value_type, place.key(key), item) for key, item in raw.items()
         }
@@ -366,7 +366,7 @@ class _SettingsReader:
         return _INVALID
 
     def _typed(self, place: _Location, raw: object) -> str:
-        """The value of a flag as it was typed, not as the number that it was read as."""
+        """The text of a flag as the user typed it, for messages."""
         typed = [given.value for given in self._overrides[place.path] if given.where == place.where]
         return format_value(typed[-1] if typed else raw, name=place.name).strip('"')
 
@@ -402,7 +402,7 @@ def _parent_table(raw: object, fields: Iterable[kinds.Field]) -> str:
 
 
 def _entry_keys(kind: TypeInfo) -> set[str]:
-    """What the entries of a table of structs may have; nothing for any other kind."""
+    """The keys of the entries of a table of structs; empty for any other kind."""
     table = without_metadata(kind)
     entry = without_metadata(table.value_type) if isinstance(table, kinds.DictType) else None
     return (
@@ -433,7 +433,7 @@ def _container_for(kind: TypeInfo, raw: object) -> TypeInfo | None:
 
 
 def _quoting_hint(kind: TypeInfo, raw: object) -> str:
-    """A hint for quotes too many or too few."""
+    """A hint about missing or superfluous quotes."""
     try:
         if isinstance(raw, str):
             convert(kind, parse_text(kind, raw))

@@ -113,9 +113,7 @@ def _describe_error(reason: str) -> tuple[str, str]:
 
 
 def _declared_twice(keys: list[str]) -> tuple[str, str]:
-    """A table that is declared twice. The commonest case is a program that was copied and kept its
-    name.
-    """
+    """Describe a table that is declared twice, most often a copied program that kept its name."""
     match keys:
         case ["program", name]:
             return (

@@ -33,7 +33,7 @@ _MAX_SHOWN_CHARS = 60
 
 
 class RejectedError(Exception):
-    """The value is not one of this kind."""
+    """The value is not of the expected kind."""
 
 
 def without_metadata(kind: TypeInfo) -> TypeInfo:

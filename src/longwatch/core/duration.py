@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 EXAMPLES = "for example 300, 90s or 5m"
-"""How an error shows the ways to write a duration."""
+"""Examples of durations, for errors."""
 YEAR_SECONDS = 31_536_000.0
 
 _UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -19,8 +19,8 @@ _LONG_UNITS = ((86_400, "d", "day"), (3600, "h", "hour"), (60, "min", "minute"),
 
 
 def parse_duration(text: str) -> float:
-    """The seconds that a text says: a number alone is seconds, units are `d`, `h`, `m`, `s` and
-    `ms`, the longest first. Raises ValueError for any other text.
+    """Parse a duration into seconds. A number without a unit is seconds; units are `d`, `h`, `m`,
+    `s` and `ms`, the longest first. Raises ValueError for any other text.
     """
     words = text.strip()
     if _PLAIN.fullmatch(words):
@@ -36,8 +36,8 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people: `0.5 s`, `45 s`, `5 minutes`, `1 h 30 min`; from a minute on in the
-    two largest units.
+    """Format a duration for people: `0.5 s`, `45 s`, `5 minutes`, `1 h 30 min`. From a minute on it
+    has the two largest units.
     """
     left = round(seconds)
     if left < 60:  # noqa: PLR2004 - seconds of a minute

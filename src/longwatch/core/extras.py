@@ -1,7 +1,7 @@
 """The packages of an extra, and the command that installs them.
 
-The command names the packages themselves: it works the same for a checkout and for a wheel, whether
-or not a registry has a release of this product.
+The command names the packages themselves, so it works for a checkout and for a wheel, with or
+without a published release.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MARKER = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 def install_command(extra: str) -> str:
     """The command that installs the packages of an extra: `pip install 'aiodocker>=0.24'`.
 
-    Reads the metadata of the installed product. Without any, as with a bare copy of the source, the
-    command names the extra of a checkout.
+    Reads the metadata of the installed package. Without metadata, as in a bare copy of the source,
+    the command names the extra of a checkout.
     """
     packages = list(dict.fromkeys(_packages(extra, _requirements())))
     return f"pip install {shlex.join(packages or [f'.[{extra}]'])}"
@@ -35,7 +35,7 @@ def _requirements() -> list[str]:
 
 
 def _packages(extra: str, requirements: list[str]) -> Iterator[str]:
-    """The requirements of an extra, with those of extras of ours that it names."""
+    """Yield the requirements of an extra, and of the other extras that it includes."""
     for requirement in requirements:
         package, _, marker = requirement.partition(";")
         named = _MARKER.search(marker)

@@ -1,4 +1,6 @@
-"""A directory with a short path, for sockets and pages of this user alone."""
+"""The runtime directory: a directory with a short path for sockets and beat pages, private to this
+user.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def runtime_directory() -> Path:
 
 
 def runtime_directory_path() -> Path:
-    """Return where the runtime directory is or would be, whether it can be used or not."""
+    """Return the path of the runtime directory, which may not exist or not be usable."""
     name = f"longwatch-{os.geteuid()}"
     configured = os.environ.get("XDG_RUNTIME_DIR", "")
     base = configured if _is_trusted(configured) else _temporary_directory()
@@ -45,9 +47,10 @@ def runtime_directory_path() -> Path:
 
 
 def private_file_directory() -> Path:
-    """Return where a process makes a file under a random name, with O_EXCL and mode 0600.
+    """Return the directory for files that a process creates under a random name, with O_EXCL and
+    mode 0600.
 
-    It is the runtime directory, or the temporary directory if that cannot be used.
+    It is the runtime directory, or the temporary directory if the runtime directory cannot be used.
     """
     try:
         return runtime_directory()
@@ -70,7 +73,7 @@ def _find_problem(directory: Path, found: os.stat_result) -> str:
 
 
 def _is_trusted(base: str) -> bool:
-    """Whether XDG_RUNTIME_DIR can be used: not if it is left from another user, as below `sudo`."""
+    """Whether XDG_RUNTIME_DIR can be used. Under `sudo` it may belong to another user."""
     try:
         owner = os.stat(base).st_uid  # noqa: PTH116 - it may be empty
     except OSError:

@@ -1,7 +1,7 @@
-"""Lines that programs print, in the form of the console they go to: tagged text on a terminal, JSON
-records elsewhere.
+"""Formats the output of programs for the console: tagged text on a terminal, JSON records
+elsewhere.
 
-A worker process writes records of its own. They stay what they are and get the name of the program.
+The JSON records of a worker process stay unchanged, except that they get the name of the program.
 Every other line becomes the `text` of an `output_written` record.
 """
 
@@ -21,7 +21,7 @@ _RECORD_START = b'{"ts":"'
 
 
 def tag_lines(tag: str, *, is_terminal: bool = False) -> FormatLines:
-    """A function that puts the tag before each line of a block of whole lines.
+    """Return a function that puts the tag before each line of a block of whole lines.
 
     For a terminal it also escapes control characters, see `terminal_line`.
     """
@@ -50,7 +50,7 @@ class OutputRecords:
         return b"".join([self._format(line, head) for line in lines])
 
     def _head(self) -> bytes:
-        """The beginning of all records of a block: everything but the text."""
+        """The JSON of all records of a block up to the text."""
         own = os.getpid()
         record = {
             "ts": timestamp(self._clock.wall()),

@@ -1,11 +1,11 @@
-"""Faults that repeat, on a console that a person reads: the first three of a kind are shown, the
-others are counted, and a line says now and then how many there were.
+"""Reduces repeated faults on a console for people: shows the first three of a kind, counts the
+others, and writes a summary line at growing intervals.
 
-A kind is the event, where it happened and its reason; ids and counters are no part of it. Only
-lines in the pretty form are looked at, and of these only warnings and errors: JSON and log files
-keep every line. Lines that are indented below a record belong to it, as those of a traceback.
+A kind consists of the event, its place and its reason, without ids and counters. Only warnings and
+errors in the pretty form are filtered; JSON and log files keep every line. Indented lines below a
+record, such as a traceback, belong to it.
 
-`RepeatFilter` decides and counts; its caller has a timer that calls `write_summaries`.
+`RepeatFilter` decides and counts. Its caller has a timer that calls `write_summaries`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import NamedTuple
 from longwatch.core.clock import Clock
 
 MAX_SHOWN = 3
-"""Lines of one kind that are shown before the others are counted."""
+"""Lines of one kind that are shown before further ones are only counted."""
 QUIET_SECONDS = 300.0
-"""A kind that did not occur for so long is shown again."""
+"""Seconds without a line of a kind after which the kind is shown again."""
 FIRST_SUMMARY_SECONDS = 10.0
 MAX_SUMMARY_SECONDS = 600.0
-"""The time between two summaries of a kind doubles, up to this."""
+"""The longest time between two summaries of a kind; the time doubles after each."""
 MAX_KINDS = 1000
 
 _RECORD = re.compile(
@@ -35,7 +35,8 @@ _FIELD = re.compile(rb' ([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)')
 _REASON_FIELDS = (b"reason", b"error", b"problem", b"cause", b"message")
 _PLACE_FIELDS = (b"program", b"engine", b"mailbox", b"cluster", b"task", b"loop", b"logger")
 _PROCESS_NUMBER = re.compile(rb"-[0-9]+$")
-"""Worker processes are NAME-1, NAME-2, …: what they have in common is one kind."""
+"""The number in the name of a worker process, NAME-1: the processes of a worker share their kinds.
+"""
 _FAULT_LEVELS = frozenset({b"warning", b"error"})
 _CONTINUATION = b"    "
 
@@ -50,9 +51,7 @@ class _Summary(NamedTuple):
 
 @dataclass(slots=True)
 class _Repeated:
-    """One kind: how often it was shown, and how many lines were left out since the last
-    summary.
-    """
+    """One kind: how many lines were shown, and how many were left out since the last summary."""
 
     last_at: float
     shown: int = 0
@@ -82,7 +81,7 @@ class RepeatFilter:
         self._is_timed = False
 
     def stream(self, write: Write) -> RepeatStream:
-        """A stream of lines that end up in `write`."""
+        """A stream that filters lines and passes the shown ones to `write`."""
         return RepeatStream(self, write)
 
     def shows(self, kind: Kind, line: bytes, write: Write) -> bool:
@@ -132,15 +131,15 @@ class RepeatFilter:
         return _Summary(repeated.write, line)
 
     def _forget_one(self) -> None:
-        """Make room for a kind: the oldest without a count goes."""
+        """Remove the oldest kind without a count if there are too many."""
         if len(self._kinds) >= MAX_KINDS:
             quiet = (kind for kind, each in self._kinds.items() if not each.counted)
             self._kinds.pop(next(quiet, next(iter(self._kinds))))
 
 
 class RepeatStream:
-    """The lines of one program or process on their way to the console. Thread-safe for blocks of
-    whole records.
+    """Filters the lines of one program or process for the console. Thread-safe for blocks of whole
+    records.
     """
 
     def __init__(self, repeats: RepeatFilter, write: Write) -> None:
@@ -167,7 +166,7 @@ class RepeatStream:
 
 
 def _kind_of(line: bytes) -> Kind | None:
-    """What a line has in common with those that it repeats; None if it is no fault."""
+    """The kind of a line; None if the line is no warning or error."""
     record = _RECORD.match(line)
     if record is None or record["level"] not in _FAULT_LEVELS:
         return None
@@ -177,7 +176,7 @@ def _kind_of(line: bytes) -> Kind | None:
 
 
 def _summary_line(line: bytes, number: int) -> bytes:
-    """The line that stands for so many: its time, level, event and reason."""
+    """The summary of `number` lines: the time, level, event and reason of the last one."""
     record = _RECORD.match(line)
     assert record is not None
     fields = dict(_FIELD.findall(record["fields"] or b""))

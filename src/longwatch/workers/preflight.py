@@ -22,8 +22,8 @@ WORKER_MODULE = "longwatch.workers.worker_process"
 LOG_FORMAT, LOG_LEVEL = "LONGWATCH_LOG_FORMAT", "LONGWATCH_LOG_LEVEL"
 """The variables with the log settings of a worker process."""
 GROUP_INFO_PREFIX = "longwatch-group "
-"""The beginning of the line with the facts of the group. It tells that line from other output of
-the imported code.
+"""The prefix of the line with the facts of the group. It distinguishes that line from other output
+of the imported code.
 """
 _IMPORT_TIMEOUT = 60.0
 """Seconds that the import may take."""

@@ -46,14 +46,14 @@ MAX_DATAGRAM_BYTES = 4096
 """Bytes in one datagram."""
 _WAKE_ALL = b""
 _UNFINISHED = ".new"
-"""How the name of a socket ends until it is bound."""
+"""The suffix of a socket's name until it is bound."""
 _UNFINISHED_SECONDS = 60.0
 _SOCKET_NAME = re.compile(rf"[0-9a-f]{{12}}-[0-9a-f]{{8}}({re.escape(_UNFINISHED)})?")
 
 
 @cache
 def _warn_of_polling(reason: str) -> None:
-    """Log, once a process, that other processes do not wake this one."""
+    """Log, once per process, that notifications of other processes do not arrive."""
     import logging  # noqa: PLC0415 - rarely needed, and `longwatch up` starts sooner without it
 
     logging.getLogger("longwatch.store").warning(
@@ -129,7 +129,7 @@ class DatagramListener(NotificationListener):
 
 
 def remove_dead_sockets(directory: Path) -> None:
-    """Remove the notification sockets of ended processes, of whichever database."""
+    """Remove the notification sockets of ended processes, for all databases."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if _SOCKET_NAME.fullmatch(entry.name) and _is_dead(entry):
@@ -138,7 +138,7 @@ def remove_dead_sockets(directory: Path) -> None:
 
 
 def _is_dead(entry: os.DirEntry[str]) -> bool:
-    """Whether no process has the socket open; False for one that is just being made."""
+    """Whether no process has the socket open; False for a socket that is being created."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as probe:
         try:
             found = entry.stat(follow_symlinks=False)
