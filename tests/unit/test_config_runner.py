@@ -205,3 +205,16 @@ def test_a_program_cannot_have_the_name_of_the_runner(tmp_path: Path) -> None:
     path.write_text(FILE.format("", "", "") + "[program.runner]\ncommand = 'x'\n", "utf-8")
     with pytest.raises(ConfigError, match=r"program\.runner: has the name of the runner"):
         load_settings(path=path, environ={}, flags={})
+
+
+def test_a_value_in_place_of_the_agent_table_has_one_fault(tmp_path: Path) -> None:
+    """Its keys are not reported as missing, too."""
+    path = tmp_path / "longwatch.toml"
+    path.write_text(
+        '[runner]\nagent = "x"\n[runner.source.prod]\nurl = "https://events.example.org/"\n',
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError) as refused:
+        load_settings(path=path, environ={}, flags={})
+    [fault] = refused.value.faults
+    assert str(fault).endswith('runner.agent: must be a table, not "x"')

@@ -44,6 +44,7 @@ UNSET = object()
 """What the `parse` of an EnvironmentVariable returns when the text leaves the setting as it is."""
 _MISSING = object()
 _INVALID = object()
+_IS_MISSING = "is missing"
 _PARTIAL_DEPTH = 2
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -255,7 +256,7 @@ class _SettingsReader:
         if value is _MISSING and field.required:
             if not is_misspelled:
                 self.faults.append(
-                    Fault(place.where, "is missing", f"set it to {describe(field.type)}")
+                    Fault(place.where, _IS_MISSING, f"set it to {describe(field.type)}")
                 )
             return _INVALID
         return value
@@ -270,7 +271,11 @@ class _SettingsReader:
             return _MISSING
         if raw is _MISSING or isinstance(raw, dict):
             return self._value(kind, place, {} if raw is _MISSING else raw)
+        earlier = len(self.faults)
         self._value(kind, place, {})  # for the faults of the other layers
+        self.faults[earlier:] = [
+            fault for fault in self.faults[earlier:] if fault.problem != _IS_MISSING
+        ]
         return self._value(kind, place, raw)
 
     def _read_layers(self, kind: TypeInfo, place: _Location, raw: object) -> object:
