@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from longwatch.core.end_cause import EndCause
 from longwatch.core.events.engine import WorkFailed
 from longwatch.core.events.programs import (
     CircuitBreakerTripped,
     HealthCheckFailed,
+    ProgramEnded,
     RestartScheduled,
 )
 from longwatch.core.fake_clock import FakeClock
@@ -123,6 +125,24 @@ def test_what_is_no_fault_and_what_needs_a_person_is_always_shown(console: Conso
             CircuitBreakerTripped(program="web", restarts=number, window=60.0, reason="exit 1")
         )
     assert 20 == len(console.lines)
+
+
+def test_every_end_of_a_program_is_shown_at_once(console: ConsoleLines) -> None:
+    """Backoff and breaker limit them, and each decides about a restart."""
+    for _ in range(6):
+        console.log(
+            ProgramEnded(
+                program="web",
+                pid=7,
+                verdict="unexpected_exit",
+                cause=EndCause.exit(1),
+                lasted=1.0,
+                restart=True,
+                killed=0,
+                survivors=0,
+            )
+        )
+    assert 6 == len(console.lines)
 
 
 def test_summaries_become_rarer_and_stop_with_the_fault(console: ConsoleLines) -> None:

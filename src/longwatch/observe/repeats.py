@@ -37,6 +37,8 @@ _PLACE_FIELDS = (b"program", b"engine", b"mailbox", b"cluster", b"task", b"loop"
 _PROCESS_NUMBER = re.compile(rb"-[0-9]+$")
 """The number in the name of a worker process, NAME-1: the processes of a worker share their kinds.
 """
+_ALWAYS_SHOWN = b"verdict"
+"""A field of every end of a program. Backoff and breaker limit how often a program ends."""
 _FAULT_LEVELS = frozenset({b"warning", b"error"})
 _CONTINUATION = b"    "
 
@@ -166,11 +168,13 @@ class RepeatStream:
 
 
 def _kind_of(line: bytes) -> Kind | None:
-    """The kind of a line; None if the line is no warning or error."""
+    """The kind of a line; None if the line is no warning or error, or is always shown."""
     record = _RECORD.match(line)
     if record is None or record["level"] not in _FAULT_LEVELS:
         return None
     fields = dict(_FIELD.findall(record["fields"] or b""))
+    if _ALWAYS_SHOWN in fields:
+        return None
     place = (_PROCESS_NUMBER.sub(b"", fields.get(name, b"")) for name in _PLACE_FIELDS)
     return (record["event"], *place, *(fields.get(name, b"") for name in _REASON_FIELDS))
 
