@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from longwatch.core.clock import Wakeup
 from longwatch.core.events.base import Events
 from longwatch.core.lease import LeasePolicy
@@ -387,6 +389,7 @@ def fake_rows(*numbers: int) -> list[FakeRow]:
 
 
 STOP_TIMEOUT = 10.0
+_STOPPING = "stopping"
 
 
 class BackgroundStop:
@@ -395,7 +398,7 @@ class BackgroundStop:
     def __init__(self, stop: Callable[[], bool]) -> None:
         self.stopped: bool | None = None
         self._stop = stop
-        self._thread = BackgroundThread(self._run, name="stopping")
+        self._thread = BackgroundThread(self._run, name=_STOPPING)
         self._thread.start()
 
     def _run(self) -> None:
@@ -417,14 +420,32 @@ def stop_once_cancelled(
     """Stop with a deadline, and move time until `is_cancelled`, which has to be before the last
     half second; the result of the stop.
 
-    After that time stands still: however slow the machine is, the cancelled code has all the time
-    it takes.
+    Time moves once the stop has its deadline, and stands still after the cancel: however slow the
+    machine is, the cancelled code has all the time it takes.
     """
     until = clock.monotonic() + 19.5
-    stopping = BackgroundStop(lambda: stop(20.0))
+    with _first_reading(clock) as has_deadline:
+        stopping = BackgroundStop(lambda: stop(20.0))
+        assert has_deadline.wait(STOP_TIMEOUT)
     for _ in range(2000):
         if is_cancelled():
             return stopping.wait()
         clock._wake_due(min(clock.monotonic() + 0.5, until))
         stopping.is_finished(within=0.005)
-    raise AssertionError("nobody was told")
+    raise AssertionError("the code was not cancelled")
+
+
+@contextmanager
+def _first_reading(clock: FakeClock) -> Iterator[threading.Event]:
+    """An event that is set when a thread of a BackgroundStop has read the clock."""
+    was_read = threading.Event()
+
+    def monotonic() -> float:
+        now = FakeClock.monotonic(clock)
+        if threading.current_thread().name == _STOPPING:
+            was_read.set()
+        return now
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "monotonic", monotonic)
+        yield was_read
