@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,8 @@ from eval_process import EvalDirectory, is_alive, passing_samples, samples_that
 from markdown_files import ROOT, Page
 from polling import eventually
 from run_process import TIMEOUT, start_process
+
+HIDE_CURSOR = "\x1b[?25l"
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def test_a_dataset_is_run_scored_and_reported(place: EvalDirectory) -> None:
     ] == lines[:5]
     assert [
         "sample  ended   score  why",
-        "wrong   scored  0.0    expected 'a | b', got 20",
+        "wrong   scored  0.000  expected 'a | b', got 20",
     ] == lines[9:11]
     assert f"evaluation {run}: .longwatch/evals/{run}.md" == lines[-1]
     report = place.report(run)
@@ -64,7 +67,7 @@ def test_a_dataset_is_run_scored_and_reported(place: EvalDirectory) -> None:
         report["summary"]["passed"],
     )
     markdown = (place.cwd / ".longwatch" / "evals" / f"{run}.md").read_text()
-    assert "| wrong | scored | 0.00 | expected 'a \\| b', got 20 |" in markdown.splitlines()
+    assert "| wrong | scored | 0.000 | expected 'a \\| b', got 20 |" in markdown.splitlines()
     assert {1} == set(place.notes("begin").values())
 
 
@@ -89,15 +92,22 @@ def test_in_json_it_is_one_line(place: EvalDirectory) -> None:
     assert {"value": 0.75, "passed": False, "reason": "3 is not small"} == result["score"]
 
 
-def test_on_a_terminal_a_bar_shows_how_far_it_is(place: EvalDirectory) -> None:
+JOB_CONTROL = """
+import fcntl, os, subprocess, sys, termios
+os.setsid()
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+group = 0 if sys.argv[1] == "background" else None
+sys.exit(subprocess.run(sys.argv[2:], process_group=group).returncode)
+"""
+"""A shell: it owns the terminal of its stderr and runs a command in the foreground or not."""
+
+
+def _shown_on_terminal(place: EvalDirectory, *shell: str) -> str:
+    """What `longwatch eval run` of seven samples, started by this shell, shows on a terminal."""
     file = place.dataset(*passing_samples(7))
     ours, theirs = pty.openpty()
-    with start_process(
-        [place.longwatch, "eval", "run", file, "app:loop"],
-        place.cwd,
-        env={"TERM": "xterm"},
-        stderr=theirs,
-    ) as (
+    command: list[str | Path] = [*shell, place.longwatch, "eval", "run", file, "app:loop"]
+    with start_process(command, place.cwd, env={"TERM": "xterm"}, stderr=theirs) as (
         process,
         out,
         _,
@@ -105,9 +115,27 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is(place: EvalDirectory) -> None:
         os.close(theirs)
         shown = _read_terminal(ours)
         out.read_to_end(time.monotonic() + TIMEOUT)
-        assert 0 == process.wait(TIMEOUT)
+        assert 0 == process.wait(TIMEOUT), shown
+    return shown
+
+
+@pytest.mark.parametrize(
+    "shell", [(), (sys.executable, "-c", JOB_CONTROL, "foreground")], ids=["none", "foreground"]
+)
+def test_on_a_terminal_a_bar_shows_the_progress_and_the_cursor_stays_visible(
+    place: EvalDirectory, shell: Sequence[str]
+) -> None:
+    shown = _shown_on_terminal(place, *shell)
     assert "━" in shown
     assert "7/7" in shown
+    assert HIDE_CURSOR not in shown
+
+
+def test_a_background_job_prints_lines_and_no_bar_over_the_prompt(place: EvalDirectory) -> None:
+    shown = _shown_on_terminal(place, sys.executable, "-c", JOB_CONTROL, "background")
+    lines = shown.splitlines()
+    assert ("0 of 7 samples done", "7 of 7 samples done") == (lines[1], lines[-1])
+    assert "\x1b" not in shown
 
 
 def _read_terminal(descriptor: int) -> str:

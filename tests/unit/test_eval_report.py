@@ -173,7 +173,7 @@ shop:agent on qa.jsonl
 
 | sample | ended | score | why |
 |---|---|---:|---|
-| b | scored | 0.50 | half of it |
+| b | scored | 0.500 | half of it |
 
 ## Errors
 
@@ -197,7 +197,7 @@ def test_where_all_is_well_there_is_nothing_to_look_at() -> None:
 
 def test_a_text_that_would_break_a_table_stays_in_its_cell() -> None:
     text = report(scored("a|b", 0.0, reason="one\ntwo | three"), missing=("x\ny",)).to_markdown()
-    assert "| a\\|b | scored | 0.00 | one two \\| three |" in text.splitlines()
+    assert "| a\\|b | scored | 0.000 | one two \\| three |" in text.splitlines()
     assert "- x y" in text.splitlines()
 
 
@@ -280,6 +280,15 @@ def test_the_rows_show_each_figure_and_its_difference() -> None:
         ("latency p50", "100.0 ms", "50.0 ms", "-50.0 ms"),
         ("latency p95", "100.0 ms", "100.0 ms", "±0.0 ms"),
     ] == Comparison.of(BEFORE, AFTER).rows()
+
+
+def test_a_difference_too_small_for_its_digits_has_no_sign() -> None:
+    slow, fast = (
+        report(scored("a", 1.0, seconds=0.00002)),
+        report(scored("a", 0.9999, seconds=0.00001)),
+    )
+    differences = {row[0]: row[3] for row in Comparison.of(slow, fast).rows()}
+    assert ("±0.000", "±0.0 ms") == (differences["mean score"], differences["latency p50"])
 
 
 def test_what_was_not_measured_has_no_difference() -> None:

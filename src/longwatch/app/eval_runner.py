@@ -1,5 +1,4 @@
-"""`longwatch eval run` and `resume`: runs an evaluation in worker processes and shows its progress,
-as a bar on a terminal and as lines elsewhere.
+"""`longwatch eval run` and `resume`: runs an evaluation in worker processes and shows its progress.
 
 A sample that hangs or kills its process costs that process, not the evaluation: another process
 takes its place, and after its attempts the sample is reported as failed. `resume` continues after
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from longwatch.app.console import fill_standard_streams, make_state_directory
+from longwatch.app.eval_progress import progress_display
 from longwatch.app.evaluation import EVAL_VARIABLE, EvalSpec, Evaluation, find_evaluation
 from longwatch.app.mailboxes import existing_store, opened_store
 from longwatch.app.plans import make_worker_plans
@@ -41,51 +41,6 @@ from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 from longwatch.supervisor.supervisor import Supervisor
 from longwatch.supervisor.target_factory import Streams
 from longwatch.workers.parent import WorkerParent
-
-ShowProgress = Callable[[int], None]
-_PROGRESS_STEPS = 10
-
-
-@contextmanager
-def progress_display(total: int) -> Iterator[ShowProgress]:
-    """Yields a function to call with the number of finished samples."""
-    if sys.stderr.isatty():
-        with _progress_bar(total) as show:
-            yield show
-    else:
-        yield _ProgressLines(total)
-
-
-@contextmanager
-def _progress_bar(total: int) -> Iterator[ShowProgress]:
-    from rich.console import Console  # noqa: PLC0415 - needed only for a bar
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-class _ProgressLines:
-    """Prints a line for every tenth of the samples."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._last_shown = -1
-
-    def __call__(self, done: int) -> None:
-        part = done * _PROGRESS_STEPS // self._total if self._total else _PROGRESS_STEPS
-        if part > self._last_shown:
-            self._last_shown = part
-            print(f"{done} of {self._total} samples done", file=sys.stderr, flush=True)  # noqa: T201 - progress for the user
-
 
 _POLL_INTERVAL = 0.2
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -255,7 +255,7 @@ def _print_report(report: EvalReport, min_pass_rate: float | None, *, as_json: b
         (
             result.sample_id,
             result.ended.value,
-            "" if result.score is None else result.score.value,
+            "" if result.score is None else f"{result.score.value:.3f}",
             failure_reason(result),
         )
         for result in worst

@@ -248,7 +248,7 @@ def percentile(values: Iterable[float], quantile: float) -> float | None:
 
 
 def _format_score(result: EvalResult) -> str:
-    return "–" if result.score is None else f"{result.score.value:.2f}"
+    return "–" if result.score is None else f"{result.score.value:.3f}"
 
 
 def _format_seconds(seconds: float | None) -> str:
@@ -345,5 +345,7 @@ def _difference(
 ) -> str:
     if before is None or after is None:
         return "–"
-    sign = "+" if after > before else "-" if after < before else "±"
-    return f"{sign}{format_number(abs(after - before))}"
+    size = format_number(abs(after - before))
+    if size == format_number(0.0):  # nothing is left of it in these digits
+        return f"±{size}"
+    return f"{'+' if after > before else '-'}{size}"
