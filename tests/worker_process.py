@@ -178,7 +178,8 @@ class WorkerProcess(UpProcess):
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
-            return HttpReply(answer.status, answer.read().decode())
+            body = answer.read().decode()
+            return HttpReply(answer.status, body if path == "/metrics" else body.removesuffix("\n"))
         finally:
             connection.close()
 

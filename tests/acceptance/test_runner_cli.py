@@ -45,9 +45,9 @@ def stream() -> Iterator[EventServer]:
 def get(port: int, path: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
-            return response.status, response.read().decode()
+            return response.status, response.read().decode().removesuffix("\n")
     except HTTPError as error:
-        return error.code, error.read().decode()
+        return error.code, error.read().decode().removesuffix("\n")
 
 
 def agents_alive(cwd: Path) -> list[int]:

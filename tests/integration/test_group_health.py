@@ -81,7 +81,7 @@ def ask(group: LoopGroup, path: str) -> tuple[int, str]:
     with closing(http.client.HTTPConnection(*group.health_address, timeout=TIMEOUT)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        return answer.status, answer.read().decode().removesuffix("\n")
 
 
 def reasons(group: LoopGroup, path: str = "/health/ready") -> dict[str, str]:

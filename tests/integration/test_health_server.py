@@ -53,13 +53,18 @@ def where(server: HealthServer) -> tuple[str, int]:
     return server.address
 
 
+def without_newline(kind: str | None, body: bytes) -> bytes:
+    return body if kind == METRICS else body.removesuffix(b"\n")
+
+
 def get(server: HealthServer, path: str, *, method: str = "GET") -> HttpReply:
-    """Status, type and body of one answer, as any client sees them."""
+    """Status, type and body of one answer, the body without its last newline."""
     connection = http.client.HTTPConnection(*where(server), timeout=TIMEOUT)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
-        return answer.status, answer.getheader("Content-Type"), answer.read()
+        kind = answer.getheader("Content-Type")
+        return answer.status, kind, without_newline(kind, answer.read())
     finally:
         connection.close()
 
@@ -77,13 +82,14 @@ class RawClient:
             self.socket.sendall(each)
 
     def receive(self) -> HttpReply:
-        """The next answer on this connection."""
+        """The next answer on this connection, its body without its last newline."""
         status = int(self._reading.readline().split()[1])
         fields = dict(
             line.decode().rstrip("\r\n").split(": ", 1)
             for line in iter(self._reading.readline, b"\r\n")
         )
-        return status, fields["Content-Type"], self._reading.read(int(fields["Content-Length"]))
+        kind, body = fields["Content-Type"], self._reading.read(int(fields["Content-Length"]))
+        return status, kind, without_newline(kind, body)
 
     def read_to_end(self) -> bytes | None:
         """What comes until the end; None if the end is a reset."""
@@ -299,6 +305,21 @@ def test_head_is_get_without_its_body(path: str) -> None:
             head = another.read_to_end()
     assert whole is not None
     assert head == whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [*ALL_PATHS, "/readyz?verbose", "/health?verbose", "/nowhere"])
+@pytest.mark.parametrize("ready", [True, False], ids=["healthy", "unhealthy"])
+def test_every_body_ends_with_one_newline(
+    path: str,
+    ready: bool,  # noqa: FBT001
+) -> None:
+    with serving(readiness_check=lambda: ready) as server, raw_client(server) as caller:
+        caller.send(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        whole = caller.read_to_end()
+    assert whole is not None
+    head, _, body = whole.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head.splitlines()
+    assert body.rstrip(b"\n") + b"\n" == body
 
 
 # --- checks that raise or hang ---
@@ -674,7 +695,7 @@ def test_a_connection_that_is_to_be_closed_is_closed_after_its_answer(said: byte
     assert answer is not None
     assert (1, True) == (
         answer.count(b"HTTP/1.1 "),
-        answer.endswith(b"Connection: close\r\n\r\nOK"),
+        answer.endswith(b"Connection: close\r\n\r\nOK\n"),
     )
 
 

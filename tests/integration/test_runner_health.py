@@ -66,7 +66,7 @@ def get(server: HealthServer, path: str) -> tuple[int, str]:
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        return answer.status, answer.read().decode().removesuffix("\n")
     finally:
         connection.close()
 

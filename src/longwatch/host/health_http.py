@@ -1,6 +1,6 @@
 """The HTTP/1.1 of a health endpoint: parses requests and builds the response of each path.
 
-Pure: bytes in, bytes out.
+Pure: bytes in, bytes out. Every body ends with a newline, for clients on a terminal.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class HealthResponse:
     """More header lines, each with its line end."""
 
 
-BAD_REQUEST = HealthResponse(HTTPStatus.BAD_REQUEST, b'{"error": "bad request"}')
+BAD_REQUEST = HealthResponse(HTTPStatus.BAD_REQUEST, b'{"error": "bad request"}\n')
 TOO_LARGE = HealthResponse(
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b'{"error": "request header too large"}'
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b'{"error": "request header too large"}\n'
 )
-NOT_FOUND = HealthResponse(HTTPStatus.NOT_FOUND, b'{"error": "not found"}')
+NOT_FOUND = HealthResponse(HTTPStatus.NOT_FOUND, b'{"error": "not found"}\n')
 NOT_ALLOWED = HealthResponse(
     HTTPStatus.METHOD_NOT_ALLOWED,
-    b'{"error": "method not allowed"}',
+    b'{"error": "method not allowed"}\n',
     extra_headers=b"Allow: GET, HEAD\r\n",
 )
 
@@ -115,8 +115,8 @@ ASPECT_BY_PATH = {
 }
 METRICS_PATH = "/metrics"
 _PLAIN_TEXT_WORDS = {"/livez": "OK", "/healthz": "OK", "/readyz": "Ready", "/startupz": "Started"}
-_HEALTHY = HealthResponse(HTTPStatus.OK, b'{"status": "healthy"}')
-_UNHEALTHY = HealthResponse(HTTPStatus.SERVICE_UNAVAILABLE, b'{"status": "unhealthy"}')
+_HEALTHY = HealthResponse(HTTPStatus.OK, b'{"status": "healthy"}\n')
+_UNHEALTHY = HealthResponse(HTTPStatus.SERVICE_UNAVAILABLE, b'{"status": "unhealthy"}\n')
 
 
 def response_for(path: str, report: HealthReport, *, verbose: bool) -> HealthResponse:
@@ -132,7 +132,7 @@ def response_for(path: str, report: HealthReport, *, verbose: bool) -> HealthRes
             for result in report.results
         ],
     }
-    return HealthResponse(_status(report), json.dumps(body).encode(), JSON_TYPE)
+    return HealthResponse(_status(report), json.dumps(body).encode() + b"\n", JSON_TYPE)
 
 
 def _plain_text(word: str, report: HealthReport, *, verbose: bool) -> HealthResponse:
@@ -160,7 +160,8 @@ def _words(result: CheckResult) -> str:
 
 
 def _text(report: HealthReport, text: str) -> HealthResponse:
-    return HealthResponse(_status(report), text.encode(errors="backslashreplace"), TEXT_TYPE)
+    body = f"{text}\n".encode(errors="backslashreplace")
+    return HealthResponse(_status(report), body, TEXT_TYPE)
 
 
 def _status(report: HealthReport) -> HTTPStatus:

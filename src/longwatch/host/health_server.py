@@ -73,7 +73,7 @@ METRICS_TIMEOUT = 10.0
 _MAX_UNREAD_BYTES = 64 * 1024
 """Bytes of responses that a client may have left unread when it gets another."""
 _METRICS_UNAVAILABLE = HealthResponse(
-    HTTPStatus.SERVICE_UNAVAILABLE, b"metrics could not be collected", TEXT_TYPE
+    HTTPStatus.SERVICE_UNAVAILABLE, b"metrics could not be collected\n", TEXT_TYPE
 )
 _TRANSIENT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
