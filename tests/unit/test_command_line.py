@@ -88,6 +88,20 @@ def test_help_has_one_whole_line_for_each_command_at_80_columns(path: str, group
         assert text.endswith("."), "the line is cut"
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_h_shows_the_help_of_every_command(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for option in ("--help", "-h"):
+        with pytest.raises(SystemExit) as ended:
+            main([*path, option])
+        shown.append((ended.value.code, *capsys.readouterr()))
+    assert shown[0] == shown[1]
+    assert (0, "") == (shown[0][0], shown[0][2])
+    assert "-h, --help" in shown[0][1]
+
+
 def test_the_help_names_the_groups_in_their_order() -> None:
     context = ROOT.make_context("longwatch", [], resilient_parsing=True)
     titles = re.findall(r"^(\w[\w ]*):$", ROOT.get_help(context), re.MULTILINE)
