@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
+from longwatch.cli.output import shorten_middle, text_width
 from longwatch.cli.status_table import (
     HEADERS,
     MAX_REASON_CHARS,
-    shorten_middle,
     status_line,
     status_lines,
     status_table,
-    text_width,
 )
 
 NOW = 1000.0

@@ -9,6 +9,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from unicodedata import combining, east_asian_width
 
 import typer
 
@@ -17,6 +18,11 @@ from longwatch.errors import UsageError
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 MAX_BODY_CHARS = 120
+GAP = "  "
+"""The space between two columns."""
+NOTE_INDENT = "  "
+_MIN_CELL_WIDTH = 16
+"""A column is not shortened further; other columns move below the row instead."""
 
 
 def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> None:
@@ -31,18 +37,107 @@ def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> N
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table with headers; whole numbers are aligned to the right."""
+    """The lines of a table with headers; whole numbers are aligned to the right.
+
+    On a terminal the table fits its width: the widest texts lose their middle, except those of the
+    first column, and columns without room move to a line below their row. Elsewhere all is shown.
+    """
     kept = [list(row) for row in rows]
-    lines = [list(head), *([_cell(value) for value in row] for row in kept)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     right = [_are_numbers([row[column] for row in kept]) for column in range(len(head))]
-    return [
-        "  ".join(
-            text.rjust(width) if is_number else text.ljust(width)
-            for text, width, is_number in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in lines
+    lines = [list(head), *([_cell(value) for value in row] for row in kept)]
+    widths = [max(map(text_width, column)) for column in zip(*lines, strict=True)]
+    limit = _terminal_width()
+    if limit is None or _total_width(widths) <= limit:
+        return [_table_line(line, widths, right) for line in lines]
+    shown_widths = _fit_widths(head, widths, right, limit)
+    shown = [_table_line(lines[0], shown_widths, right)]
+    for line in lines[1:]:
+        shown.append(_table_line(line, shown_widths, right))
+        rest = zip(head[len(shown_widths) :], line[len(shown_widths) :], strict=True)
+        shown += note_lines((f"{name} {text}" for name, text in rest if text), limit)
+    return shown
+
+
+def note_lines(notes: Iterable[str], width: int) -> list[str]:
+    """The notes below a row, as many in a line as fit. A note wider than a line is cut."""
+    room = width - len(NOTE_INDENT)
+    lines: list[str] = []
+    for note in notes:
+        if lines and text_width(f"{lines[-1]}; {note}") <= room:
+            lines[-1] += f"; {note}"
+        else:
+            lines.append(note if text_width(note) <= room else f"{cut(note, room - 1)}…")
+    return [NOTE_INDENT + line for line in lines if line]
+
+
+def text_width(text: str) -> int:
+    """The columns that a text takes on a terminal: some characters take two, or none."""
+    return sum(
+        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """The beginning of a text, at most `width` columns wide."""
+    while text_width(text) > width:
+        text = text[: max(width, 0)] if len(text) > width else text[:-1]
+    return text
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """A text of at most `width` columns, with an ellipsis for its middle: names often differ at
+    the end.
+    """
+    if text_width(text) <= width:
+        return text
+    tail = cut(text[::-1], (width - 1) // 2)[::-1]
+    return f"{cut(text, width - 1 - text_width(tail))}…{tail}"
+
+
+def _terminal_width() -> int | None:
+    """The columns of the terminal on standard output; None if it is not a terminal."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    from shutil import get_terminal_size  # noqa: PLC0415 - scripts need no width
+
+    return get_terminal_size().columns
+
+
+def _total_width(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _fit_widths(
+    head: Sequence[str], widths: Sequence[int], right: Sequence[bool], limit: int
+) -> list[int]:
+    """The widths of the first columns, as many as fit into `limit`, at least one. Texts after the
+    first column are shortened for that, the widest first.
+    """
+    least = [
+        width if column == 0 or right[column] else min(width, max(_MIN_CELL_WIDTH, len(name)))
+        for column, (name, width) in enumerate(zip(head, widths, strict=True))
     ]
+    number = len(least)
+    while number > 1 and _total_width(least[:number]) > limit:
+        number -= 1
+    fitted = list(widths[:number])
+    while _total_width(fitted) > limit and fitted != least[:number]:
+        widest = max(
+            (column for column in range(number) if fitted[column] > least[column]),
+            key=fitted.__getitem__,
+        )
+        fitted[widest] -= 1
+    return fitted
+
+
+def _table_line(line: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    """The first cells of a line, as many as there are widths."""
+    cells = []
+    for text, width, is_number in zip(line, widths, right, strict=False):
+        shown = shorten_middle(text, width)
+        space = " " * (width - text_width(shown))
+        cells.append(space + shown if is_number else shown + space)
+    return GAP.join(cells).rstrip()
 
 
 def key_value_lines(fields: Mapping[str, object]) -> list[str]:

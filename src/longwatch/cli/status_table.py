@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
-from unicodedata import combining, east_asian_width
 
-from longwatch.cli.output import age, pluralize
+from longwatch.cli.output import GAP, age, note_lines, pluralize, shorten_middle, text_width
 from longwatch.core.sanitize import printable
 
 JsonObject = dict[str, Any]
@@ -17,8 +16,6 @@ JsonObject = dict[str, Any]
 HEADERS = ("program", "state", "pid", "up for", "cpu", "memory", "restarts", "ready")
 MAX_REASON_CHARS = 80
 _MIN_NAME_WIDTH = 8
-_GAP = "  "
-_NOTE_INDENT = "  "
 _NUMBERS = frozenset({"pid", "cpu", "memory", "restarts"})
 """Columns that are aligned to the right."""
 _STATE_COLUMN = HEADERS.index("state")
@@ -55,7 +52,7 @@ def status_table(
     found = list(programs)
     rows = [HEADERS, *(_row(facts) for facts in found)]
     widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
-    others = sum(widths[1:]) + len(_GAP) * (len(HEADERS) - 1)
+    others = sum(widths[1:]) + len(GAP) * (len(HEADERS) - 1)
     widths[0] = min(widths[0], max(width - others, _MIN_NAME_WIDTH))
     lines = [_line(HEADERS, widths)]
     for facts, row in zip(found, rows[1:], strict=True):
@@ -72,20 +69,12 @@ def _line(row: Sequence[str], widths: Sequence[int], state_colour: str = "") -> 
         if column == _STATE_COLUMN and state_colour:
             shown = f"\x1b[{state_colour}m{shown}\x1b[0m"
         cells.append(space + shown if HEADERS[column] in _NUMBERS else shown + space)
-    return _GAP.join(cells).rstrip()
+    return GAP.join(cells).rstrip()
 
 
 def _note_lines(program: JsonObject, now: float, width: int) -> list[str]:
-    """The notes below a row, as many in a line as fit. A note wider than a line is cut."""
-    room = width - len(_NOTE_INDENT)
     notes = (_failed_checks(program), _note(program, now), _last_end(program["last_end"], now))
-    lines: list[str] = []
-    for note in printable("; ".join(filter(None, notes))).split("; "):
-        if lines and text_width(f"{lines[-1]}; {note}") <= room:
-            lines[-1] += f"; {note}"
-        else:
-            lines.append(note if text_width(note) <= room else f"{cut(note, room - 1)}…")
-    return [_NOTE_INDENT + line for line in lines if line]
+    return note_lines(printable("; ".join(filter(None, notes))).split("; "), width)
 
 
 def _state_colour(program: JsonObject) -> str:
@@ -97,30 +86,6 @@ def _state_colour(program: JsonObject) -> str:
     if state == "stopped" or (state == "ended" and is_as_desired(program)):
         return _DIM
     return _RED if state in {"broken", "ended"} else _YELLOW
-
-
-def text_width(text: str) -> int:
-    """The columns that a text takes on a terminal: some characters take two, or none."""
-    return sum(
-        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
-    )
-
-
-def cut(text: str, width: int) -> str:
-    """The beginning of a text, at most `width` columns wide."""
-    while text_width(text) > width:
-        text = text[: max(width, 0)] if len(text) > width else text[:-1]
-    return text
-
-
-def shorten_middle(text: str, width: int) -> str:
-    """A text of at most `width` columns, with an ellipsis for its middle: the names of a worker's
-    processes differ at the end.
-    """
-    if text_width(text) <= width:
-        return text
-    tail = cut(text[::-1], (width - 1) // 2)[::-1]
-    return f"{cut(text, width - 1 - text_width(tail))}…{tail}"
 
 
 def status_line(program: JsonObject) -> str:
