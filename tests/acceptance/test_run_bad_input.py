@@ -317,7 +317,7 @@ def test_a_negative_duration_is_told_the_range(refusal: Refusal) -> None:
     line = refusal.of_file("[run]\nstop_grace = -1\n")
     assert (
         "longwatch.toml: run.stop_grace: must be a duration (0 to a year), for example 300, "
-        '"90s" or "5m", not -1' == line
+        '"90s" or "5m" (units: d, h, m, s, ms), not -1' == line
     )
 
 
@@ -338,7 +338,7 @@ def test_several_faults_are_told_at_once_in_a_line_each(refusal: Refusal) -> Non
         ),
         (
             "--health-interval takes a duration (more than 0, a year at most), for example 300, "
-            "90s or 5m; got '0'"
+            "90s or 5m (units: d, h, m, s, ms); got '0'"
         ),
     ] == lines
 
@@ -393,7 +393,7 @@ def test_an_unknown_command_gets_the_nearest_one(refusal: Refusal) -> None:
     )
 
 
-DURATION = "a duration (0 to a year), for example 300, 90s or 5m"
+DURATION = "a duration (0 to a year), for example 300, 90s or 5m (units: d, h, m, s, ms)"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from longwatch.cli.main import app, main
 ROOT: Any = get_command(app)
 HELP_WIDTH = 78
 """What the library leaves of a terminal of 80 columns."""
-YEAR = "duration from 0 s to 365 days, for example 300, 90s or 5m"
+EXAMPLES = "for example 300, 90s or 5m (units: d, h, m, s, ms)"
+YEAR = f"duration from 0 s to 365 days, {EXAMPLES}"
 
 
 def groups(command: Any, path: str = "longwatch") -> Iterator[tuple[str, Any]]:
@@ -138,7 +139,7 @@ def test_a_value_that_an_option_does_not_take_is_refused_in_one_line(
         ),
         (
             ("mailbox", "send", "jobs", "1", "--delay", "5x"),
-            "--delay takes a duration, for example 300, 90s or 5m; got '5x'",
+            f"--delay takes a duration, {EXAMPLES}; got '5x'",
         ),
         (
             ("mailbox", "send", "jobs", "1", "--delay", "366d"),
@@ -150,7 +151,7 @@ def test_a_value_that_an_option_does_not_take_is_refused_in_one_line(
         ),
         (
             ("mailbox", "send", "jobs", "1", "--delay", "nan"),
-            "--delay takes a duration, for example 300, 90s or 5m; got 'nan'",
+            f"--delay takes a duration, {EXAMPLES}; got 'nan'",
         ),
         (
             ("logs", "-n", "-1"),

@@ -125,7 +125,7 @@ def test_the_variable_counts_more_than_the_file_if_it_names_a_runtime(
             "poll_interval = 0.05",
             (
                 'poll_interval: must be a duration (0.1 to a year), for example 300, "90s" or '
-                '"5m", not 0.05'
+                '"5m" (units: d, h, m, s, ms), not 0.05'
             ),
         ),
         (

@@ -377,7 +377,10 @@ def test_probes_without_a_port_ask_on_port_of_the_environment(
     assert {} == load(programs(web=text), HEALTH_CHECK_ENABLED="0").probe_ports("web")
 
 
-NUMBER = 'must be a duration (more than 0, a year at most), for example 300, "90s" or "5m"'
+NUMBER = (
+    'must be a duration (more than 0, a year at most), for example 300, "90s" or "5m" '
+    "(units: d, h, m, s, ms)"
+)
 BAD_PROBES = {
     "no command": (
         "liveness.kind = 'exec'",

@@ -240,7 +240,7 @@ def test_nothing_is_read_from_the_real_environment(monkeypatch: pytest.MonkeyPat
     assert Settings() == load()
 
 
-EXAMPLES = 'for example 300, "90s" or "5m"'
+EXAMPLES = 'for example 300, "90s" or "5m" (units: d, h, m, s, ms)'
 PERIOD = f"duration (more than 0, a year at most), {EXAMPLES}"
 
 

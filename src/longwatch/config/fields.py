@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from longwatch.core.duration import YEAR_SECONDS
+from longwatch.core.duration import UNITS_NOTE, YEAR_SECONDS
 from longwatch.errors import Fault
 
 SIGNALS = {
@@ -26,7 +26,7 @@ SIGNALS = {
 
 def duration_words(range_words: str) -> str:
     """The description of a duration: a number of seconds, or a text such as "5m"."""
-    return f'a duration ({range_words}), for example 300, "90s" or "5m"'
+    return f'a duration ({range_words}), for example 300, "90s" or "5m" {UNITS_NOTE}'
 
 
 DURATION = {"duration": True}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
-EXAMPLES = "for example 300, 90s or 5m"
-"""Examples of durations, for errors."""
+UNITS_NOTE = "(units: d, h, m, s, ms)"
+EXAMPLES = f"for example 300, 90s or 5m {UNITS_NOTE}"
+"""Examples of durations with their units, for errors."""
 YEAR_SECONDS = 31_536_000.0
 
 _UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
