@@ -100,11 +100,11 @@ class FakeSupervisor:
 
 
 @contextmanager
-def fake_supervisor(state: Path, *programs: Facts) -> Iterator[FakeSupervisor]:
+def fake_supervisor(state: Path, *programs: Facts, command: str = "") -> Iterator[FakeSupervisor]:
     supervisor = FakeSupervisor(*programs)
     state.mkdir(exist_ok=True)
     server = ControlServer(state / "control", supervisor, clock=SystemClock(), events=Events())
-    presence = SupervisorLock.acquire(state)
+    presence = SupervisorLock.share(state, command) if command else SupervisorLock.acquire(state)
     with EventLoopThread() as loop:
         loop.call(server.open(), timeout=TIMEOUT)
         presence.publish_socket(server.path)
@@ -337,13 +337,17 @@ def test_what_programs_say_of_themselves_cannot_move_the_cursor(shell: Shell) ->
         ("restart", "x"),
         ("reset", "x"),
         ("reload",),
-        ("down",),
     ],
 )
 def test_without_a_supervisor_a_command_says_so_and_makes_nothing(
     shell: Shell, words: Sequence[str]
 ) -> None:
     assert NOBODY == shell.refusal(*words, code=75)
+    assert [] == list(shell.cwd.iterdir())
+
+
+def test_down_without_a_process_does_not_advise_to_start_one(shell: Shell) -> None:
+    assert "no longwatch process runs in .longwatch" == shell.refusal("down", code=75)
     assert [] == list(shell.cwd.iterdir())
 
 
@@ -447,10 +451,12 @@ def test_commands_ask_for_what_was_said_and_tell_how_programs_stand(shell: Shell
 
 @pytest.mark.parametrize("command", ["start", "stop", "restart", "reset"])
 def test_that_everything_is_meant_has_to_be_said(shell: Shell, command: str) -> None:
-    with fake_supervisor(shell.state) as supervisor:
-        assert "name programs, or add --all" == shell.refusal(command)
+    """The refusal lists the names, if a supervisor runs."""
+    assert "name programs, or add --all" == shell.refusal(command)
+    with fake_supervisor(shell.state, program("web"), program("crash")) as supervisor:
+        assert "name programs, or add --all; there are: web, crash" == shell.refusal(command)
         assert "name programs or add --all, not both" == shell.refusal(command, "web", "--all")
-        assert [] == supervisor.requests
+        assert [{"do": "status"}] == supervisor.requests
 
 
 @pytest.mark.parametrize(
@@ -467,6 +473,25 @@ def test_a_refusal_is_told_with_its_exit_code_and_a_machine_gets_it_as_json_too(
     assert {"ok": False, "error": str(error), "exit_code": error.exit_code} == json.loads(
         done.stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "cure"),
+    [
+        ("run", "use `longwatch restart NAME`"),
+        ("worker", "use `longwatch restart NAME`"),
+        ("runner", "stop it and start it again"),
+    ],
+)
+def test_reload_of_a_command_without_a_file_names_the_cure(
+    shell: Shell, command: str, cure: str
+) -> None:
+    refused = f"`longwatch {command}` has no configuration file to read again; {cure}"
+    with fake_supervisor(shell.state, command=command) as supervisor:
+        done = shell("reload", "--json")
+        assert (2, f"longwatch: {refused}\n") == (done.returncode, done.stderr)
+        assert {"ok": False, "error": refused, "exit_code": 2} == json.loads(done.stdout)
+        assert [] == supervisor.requests
 
 
 def test_reload_tells_what_changed_or_every_fault(shell: Shell) -> None:

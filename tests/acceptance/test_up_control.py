@@ -264,7 +264,7 @@ def test_a_second_up_on_the_same_state_directory_is_refused_and_the_first_goes_o
         pid = run.wait_for_event("program_started")["pid"]
         said = one_line(run.run_command("up"), code=75)
         assert f"pid {run.pid} is supervising on" in said
-        assert "use `longwatch status`, end it with `kill " in said
+        assert "use `longwatch status`, end it with `longwatch down`" in said
         assert pid == run.status("a")["pid"]
         with start_up(longwatch_bin, tmp_path, options=("--state-dir", "elsewhere")) as other:
             assert pid != other.wait_for_event("program_started")["pid"]

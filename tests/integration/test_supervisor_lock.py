@@ -94,7 +94,7 @@ def test_one_state_directory_has_one_supervisor_and_the_second_is_told_which(
         pid = first.read_line()
         with pytest.raises(TryAgainError) as caught:
             SupervisorLock.acquire(tmp_path, clock=HookedClock(Wakeup()))
-        cures = f"use `longwatch status`, end it with `kill {pid}`, or give another --state-dir"
+        cures = "use `longwatch status`, end it with `longwatch down`, or give another --state-dir"
         expected = f"pid {pid} is supervising on {tmp_path} already; {cures}"
         assert expected == str(caught.value)
         assert int(pid) == find_supervisor(tmp_path).pid

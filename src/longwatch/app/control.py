@@ -27,7 +27,11 @@ from longwatch.supervisor.client import (
     ProcessWatch,
     send_request,
 )
-from longwatch.supervisor.supervisor_lock import RunningSupervisor, find_supervisors
+from longwatch.supervisor.supervisor_lock import (
+    NotRunningError,
+    RunningSupervisor,
+    find_supervisors,
+)
 
 JsonObject = dict[str, Any]
 
@@ -124,9 +128,12 @@ def status(state: Path, programs: Sequence[str]) -> ControlResponse:
 
 def shut_down(state: Path, *, timeout: float) -> list[RunningSupervisor]:
     """Stop all supervisors of the state directory and wait until they have ended; returns them.
-    Raises DeadlineExceededError if one has not ended in time.
+    Raises NotRunningError if there is none, DeadlineExceededError if one has not ended in time.
     """
-    supervisors = find_supervisors(state)
+    try:
+        supervisors = find_supervisors(state)
+    except NotRunningError:
+        raise NotRunningError(f"no longwatch process runs in {state}") from None
     deadline = Deadline.after(timeout, SystemClock())
     with ExitStack() as undo:
         watches = [undo.enter_context(closing(ProcessWatch(each.socket))) for each in supervisors]
@@ -180,10 +187,24 @@ def _addressed(
     start programs.
     """
     if command == "reload":
+        _require_file(supervisors[0])
         return supervisors[:1]
     if everything and command not in _RUNNER_COMMANDS:
         return [each for each in supervisors if each.command != "runner"] or supervisors
     return supervisors
+
+
+def _require_file(supervisor: RunningSupervisor) -> None:
+    """Raise RefusedError for a command that has no configuration file to read again."""
+    if supervisor.command in {"", "up"}:
+        return
+    cure = (
+        "stop it and start it again"
+        if supervisor.command == "runner"
+        else "use `longwatch restart NAME`"
+    )
+    error = f"`longwatch {supervisor.command}` has no configuration file to read again; {cure}"
+    raise RefusedError({"ok": False, "error": error, "exit_code": UsageError.exit_code})
 
 
 def _share_names(

@@ -18,8 +18,8 @@ from longwatch.cli import output
 from longwatch.cli.option_values import duration, whole_number
 from longwatch.cli.options import Json, valid_text
 from longwatch.cli.status_table import status_line, status_lines
-from longwatch.core.sanitize import terminal_line
-from longwatch.errors import UsageError
+from longwatch.core.sanitize import shorten, terminal_line
+from longwatch.errors import LongwatchError, UsageError
 
 if TYPE_CHECKING:
     from longwatch.supervisor.client import ControlResponse
@@ -62,6 +62,7 @@ Lines = Annotated[
 ]
 
 START_TIMEOUT = 30.0
+MAX_NAMES_CHARS = 300
 EXIT_NOT_AS_DESIRED = 1
 EXIT_INTERRUPTED = 130
 
@@ -117,9 +118,8 @@ def start(  # noqa: PLR0913 - one argument an option
     Exits with 75 if one fails or is not up within --timeout.
     """
     options = {"ready": ready, "timeout": timeout}
-    _run_command(
-        "start", _selected(names, everything=everything), config, state_dir, as_json=json, **options
-    )
+    selected = _selected(names, config, state_dir, everything=everything)
+    _run_command("start", selected, config, state_dir, as_json=json, **options)
 
 
 def stop(
@@ -134,7 +134,8 @@ def stop(
 
     They stay stopped until `longwatch start`, also after a restart of the supervisor.
     """
-    _run_command("stop", _selected(names, everything=everything), config, state_dir, as_json=json)
+    selected = _selected(names, config, state_dir, everything=everything)
+    _run_command("stop", selected, config, state_dir, as_json=json)
 
 
 def down(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
@@ -169,14 +170,8 @@ def restart(  # noqa: PLR0913 - one argument an option
     --all does not start programs that were stopped on purpose.
     """
     options = {"ready": ready, "timeout": timeout}
-    _run_command(
-        "restart",
-        _selected(names, everything=everything),
-        config,
-        state_dir,
-        as_json=json,
-        **options,
-    )
+    selected = _selected(names, config, state_dir, everything=everything)
+    _run_command("restart", selected, config, state_dir, as_json=json, **options)
 
 
 def reset(
@@ -191,7 +186,8 @@ def reset(
 
     Programs that are broken or waiting start now.
     """
-    _run_command("reset", _selected(names, everything=everything), config, state_dir, as_json=json)
+    selected = _selected(names, config, state_dir, everything=everything)
+    _run_command("reset", selected, config, state_dir, as_json=json)
 
 
 def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
@@ -282,13 +278,25 @@ COMMANDS: tuple[Callable[..., object], ...] = (
 )
 
 
-def _selected(names: list[str] | None, *, everything: bool) -> list[str]:
+def _selected(
+    names: list[str] | None, config: Path | None, state_dir: str | None, *, everything: bool
+) -> list[str]:
     """The names, or an empty list for --all. Raises UsageError if both or neither are given."""
-    if bool(names) == everything:
-        raise UsageError(
-            "name programs or add --all, not both" if everything else "name programs, or add --all"
-        )
+    if names and everything:
+        raise UsageError("name programs or add --all, not both")
+    if not names and not everything:
+        known = _known_names(config, state_dir)
+        raise UsageError(f"name programs, or add --all{f'; there are: {known}' if known else ''}")
     return names or []
+
+
+def _known_names(config: Path | None, state_dir: str | None) -> str:
+    """The names of all programs; empty if no supervisor answers."""
+    try:
+        found = _request("status", [], config, state_dir)["programs"]
+    except LongwatchError:
+        return ""
+    return shorten(", ".join(each["name"] for each in found), MAX_NAMES_CHARS)
 
 
 def _run_command(

@@ -41,6 +41,10 @@ mistaken for a supervisor.
 """
 
 
+class NotRunningError(TryAgainError):
+    """No supervisor runs in the state directory."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningSupervisor:
     """A running supervisor and its control socket. `command` is the Longwatch command that it runs
@@ -221,15 +225,15 @@ def _nothing_answers_error(state_dir: Path, looks: list[_LockLook]) -> TryAgainE
     for look in looks:
         if "pid" in look.content:
             command = look.content.get("command") or "up"
-            return TryAgainError(
+            return NotRunningError(
                 f"the supervisor of {state_dir} (pid {look.content['pid']}) was killed; start it "
                 f"again with `longwatch {command}`"
             )
     return _not_running_error(state_dir)
 
 
-def _not_running_error(state_dir: Path) -> TryAgainError:
-    return TryAgainError(
+def _not_running_error(state_dir: Path) -> NotRunningError:
+    return NotRunningError(
         f"no supervisor runs on {state_dir}; start one with `longwatch up`, or give --state-dir"
     )
 
@@ -249,14 +253,10 @@ def _lock_with_retries(descriptor: int, state_dir: Path, clock: Clock) -> None:
             return
         clock.wait(Wakeup(), _RETRY_INTERVAL)
     content = _read_lock_file(descriptor)
-    owner, cure = (
-        (f"pid {content['pid']}", f", end it with `kill {content['pid']}`")
-        if "pid" in content
-        else ("another process", "")
-    )
+    owner = f"pid {content['pid']}" if "pid" in content else "another process"
     raise TryAgainError(
-        f"{owner} is supervising on {state_dir} already; use `longwatch status`{cure}, or give "
-        f"another --state-dir"
+        f"{owner} is supervising on {state_dir} already; use `longwatch status`, end it with "
+        f"`longwatch down`, or give another --state-dir"
     )
 
 
