@@ -321,6 +321,10 @@ def test_one_that_is_done_is_only_reported_again(place: EvalDirectory) -> None:
     facts = place.json_output("run", place.dataset(*passing_samples(5)), "app:loop")
     before = place.notes("begin")
     (place.cwd / ".longwatch" / "evals" / f"{facts['run']}.json").unlink()
+    assert (
+        f"{facts['run']} has no report; if it was interrupted, continue it with "
+        f"`longwatch eval resume {facts['run']}`\n" == place.eval("ls").stdout
+    )
     assert facts == place.json_output("resume", facts["run"])
     assert (before, 5) == (place.notes("begin"), len(place.report(facts["run"])["results"]))
 
@@ -436,7 +440,7 @@ def test_another_store_is_named_by_its_url_and_may_be_named_otherwise_the_next_t
         at_work.kill_everything()
     (place.cwd / "go").touch()
     assert (
-        "no store at sqlite:///.longwatch/evals.db; `longwatch eval run` makes one"
+        "no evaluation was run with the store sqlite:///.longwatch/evals.db; start one"
         in place.eval("resume", run).stderr
     )
     assert (
@@ -560,7 +564,10 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("ok.jsonl", "app:loop", "--sample-timeout", "inf"),
-        "--sample-timeout takes a duration, for example 300, 90s or 5m; got 'inf'",
+        (
+            "--sample-timeout takes a duration, for example 300, 90s or 5m "
+            "(units: d, h, m, s, ms); got 'inf'"
+        ),
     ),
 )
 
@@ -580,9 +587,11 @@ def test_what_cannot_be_run_is_told_before_anything_is_written(
 def test_an_evaluation_that_is_not_there_is_told_without_a_store_being_made(
     place: EvalDirectory,
 ) -> None:
-    assert "longwatch: no store at sqlite:///.longwatch/evals.db; " in place.refusal(
-        "resume", "night-1"
+    assert (
+        "longwatch: no evaluation was run with the store sqlite:///.longwatch/evals.db; start one "
+        "with `longwatch eval run`, or give --store\n" == place.refusal("resume", "night-1")
     )
+    assert not (place.cwd / ".longwatch").exists()
     run = place.json_output("run", place.dataset(*passing_samples(1)), "app:loop")["run"]
     assert (
         f"longwatch: no evaluation '{run}0' in sqlite:///.longwatch/evals.db; did you mean {run}?\n"

@@ -338,6 +338,14 @@ def test_what_an_execution_cannot_do_is_told_and_changes_nothing(
     assert (1, {"job": {"id": "a"}}) == (started.revision, started.values())
 
 
+@pytest.mark.parametrize("command", ["retry", "abandon"])
+def test_a_refused_retry_names_the_command_that_explains(
+    place: FlowDirectory, command: str
+) -> None:
+    refused = place.refusal_of(command, TARGET, place.start().id, "report")
+    assert refused.rstrip().endswith("`longwatch flow explain`")
+
+
 def test_a_cancelled_execution_changes_no_more(place: FlowDirectory) -> None:
     started = place.start()
     started.cancel()

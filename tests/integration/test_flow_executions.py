@@ -348,7 +348,10 @@ class TestComputations:
 
 class TestBadInput:
     def test_an_execution_that_there_is_not(self, worker: ManualWorker) -> None:
-        with pytest.raises(UnknownExecutionError, match="there is no execution 'abc' in "):
+        with pytest.raises(
+            UnknownExecutionError,
+            match=r"there is no execution 'abc' in .*; `longwatch flow ls` lists them",
+        ):
             worker.flow.execution("abc")
 
     def test_an_execution_that_is_gone(self, worker: ManualWorker) -> None:

@@ -12,10 +12,11 @@ from textwrap import dedent
 import pytest
 
 from leaks import no_leaks
+from longwatch.app.flows import load_flow
 from longwatch.errors import UsageError
 from longwatch.host.identity import resolve_identity
 from longwatch.workers import preflight
-from longwatch.workers.import_path import load_group
+from longwatch.workers.import_path import FLOW_WORK_VARIABLE, load_group, load_object
 from longwatch.workers.preflight import GroupInfo, inspect_group, split_import_path
 from polling import eventually
 from run_process import clean_environment, pids_with_token
@@ -168,6 +169,21 @@ def test_a_module_that_misses_another_one_is_not_mistaken_for_missing(here: Path
 def test_what_cannot_be_run_is_told(here: Path, text: str, target: str, words: str) -> None:
     write(here, text)
     assert words in refusal(target)
+
+
+def test_an_unknown_flow_is_shown_how_a_flow_is_defined(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(here, "")
+    monkeypatch.setenv(FLOW_WORK_VARIABLE, "{}")
+    assert "as in: flow = Flow(store, graphs=[...])" in refusal("things:xyz")
+    with pytest.raises(UsageError, match=r"as in: flow = Flow\("), load_flow("things:xyz"):
+        pass
+
+
+def test_the_nearest_name_of_a_package_with_lazy_names_is_suggested() -> None:
+    with pytest.raises(UsageError, match="has no 'contain'; did you mean contains"):
+        load_object("longwatch.evals:contain", example="def judge(output, expected): ...")
 
 
 # --- a look from another process ---

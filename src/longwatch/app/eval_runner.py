@@ -20,7 +20,7 @@ import msgspec
 from longwatch.app.console import fill_standard_streams, make_state_directory
 from longwatch.app.eval_progress import progress_display
 from longwatch.app.evaluation import EVAL_VARIABLE, EvalSpec, Evaluation, find_evaluation
-from longwatch.app.mailboxes import existing_store, opened_store
+from longwatch.app.mailboxes import has_mailboxes, masked_url, opened_store
 from longwatch.app.plans import make_worker_plans
 from longwatch.app.startup_checks import working_directory
 from longwatch.app.up import raise_open_file_limit
@@ -90,7 +90,12 @@ def resume(
 ) -> EvalReport:
     """Resume an evaluation. A finished one is only reported again."""
     fill_standard_streams()
-    with existing_store(store, creator="longwatch eval run") as opened:
+    with opened_store(store) as opened:
+        if not has_mailboxes(opened):
+            raise UsageError(
+                f"no evaluation was run with the store {masked_url(opened)}; start one with "
+                f"`longwatch eval run`, or give --store"
+            )
         evaluation = find_evaluation(opened, run, url=store)
         _make_directories(state)
         with closing(_EvalWorkers(evaluation.spec, state, environ, resume_command)) as workers:

@@ -109,11 +109,16 @@ class Evaluation:
         )
 
 
+def evaluation_ids(store: Any) -> list[str]:
+    """The ids of all evaluations in a store."""
+    return [found[1] for name in mailbox_names(store) if (found := _SPEC_NAME.fullmatch(name))]
+
+
 def find_evaluation(store: Any, run: str, *, url: str) -> Evaluation:
     """Find an evaluation in the store at this URL. Raises UsageError with the nearest id if there
     is none.
     """
-    known = [found[1] for name in mailbox_names(store) if (found := _SPEC_NAME.fullmatch(name))]
+    known = evaluation_ids(store)
     if run not in known:
         shown = ", ".join(sorted(known)[-5:])
         others = f"the last ones are: {shown}" if known else "`longwatch eval run` starts one"
@@ -133,7 +138,10 @@ def _spec_mailbox(store: Any, run: str) -> Mailbox[EvalSpec]:
 def group() -> LoopGroup:
     """Build the group for the spec in LONGWATCH_EVAL."""
     spec = msgspec.json.decode(os.environ.pop(EVAL_VARIABLE), type=EvalSpec)
-    loop, evaluator = _load_loop(spec.loop), _load(spec.evaluator, "shop.checks:judge")
+    loop = _load_loop(spec.loop)
+    evaluator = _load(
+        spec.evaluator, "shop.checks:judge", definition="def judge(output, expected): ..."
+    )
     evaluation = Evaluation(spec, open_store(spec.store))
     evals = EvalLoop(
         loop=loop,
@@ -153,7 +161,7 @@ def group() -> LoopGroup:
 
 
 def _load_loop(import_path: str) -> MainLoop[Any, Any]:
-    found = _load(import_path, "shop.agent:loop")
+    found = _load(import_path, "shop.agent:loop", definition="loop = Answers(requests=...)")
     if callable(found) and not isinstance(found, MainLoop):
         with user_code_errors(import_path):
             found = found()
@@ -165,10 +173,10 @@ def _load_loop(import_path: str) -> MainLoop[Any, Any]:
     return found
 
 
-def _load(import_path: str, example: str) -> Any:
+def _load(import_path: str, example: str, *, definition: str) -> Any:
     if ":" not in import_path:
         raise UsageError(
             f"{import_path!r} is no import path; write it as module:name, such as {example}"
         )
     with user_code_errors(import_path):
-        return load_object(import_path)
+        return load_object(import_path, example=definition)

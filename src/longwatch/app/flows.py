@@ -22,7 +22,12 @@ from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.store.migrations import schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sqlite.file import require_usable_path
-from longwatch.workers.import_path import load_object, require_flow, user_code_errors
+from longwatch.workers.import_path import (
+    FLOW_EXAMPLE,
+    load_object,
+    require_flow,
+    user_code_errors,
+)
 
 _JSON_STARTS = '{["-0123456789'
 _PYTHON_LITERALS = frozenset({"True", "False", "None", "NaN", "nan", "Infinity", "inf"})
@@ -45,7 +50,7 @@ def load_flow(import_path: str) -> Iterator[Flow]:
     its module goes to stderr.
     """
     with user_code_errors(import_path), redirect_stdout(sys.stderr):
-        found = load_object(import_path)
+        found = load_object(import_path, example=FLOW_EXAMPLE)
         flow: Flow = require_flow(found() if callable(found) else found, import_path)
     try:
         yield flow

@@ -26,9 +26,6 @@ from longwatch.store.migrations import SchemaStatus, schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sqlite.file import require_usable_path
 
-CREATOR = "longwatch db migrate"
-"""The command that creates a store, for errors."""
-
 
 @contextmanager
 def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
@@ -47,12 +44,10 @@ def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
 
 
 @contextmanager
-def existing_store(url: str, *, creator: str = CREATOR) -> Iterator[Any]:
-    """Open the store of a URL. Raises UsageError if it does not exist or has no mailboxes. The
-    error names `creator`, the command that creates the store.
-    """
+def existing_store(url: str) -> Iterator[Any]:
+    """Open the store of a URL. Raises UsageError if it does not exist or has no mailboxes."""
     with opened_store(url) as store:
-        if isinstance(store, Database) and require_schema(store, creator=creator).version == 0:
+        if isinstance(store, Database) and require_schema(store).version == 0:
             cure = (
                 "`longwatch db migrate` makes its tables"
                 if store.is_shared
@@ -86,10 +81,16 @@ def mailbox_stats(store: Any) -> list[tuple[str, MailboxStats]]:
     return [(name, open_mailbox(store, name).stats()) for name in mailbox_names(store)]
 
 
-def require_schema(store: Any, *, creator: str = CREATOR) -> SchemaStatus:
-    """The status of the schema. Raises UsageError if there is no store, or one without a schema.
-    The error names `creator`, the command that creates the store.
-    """
+def has_mailboxes(store: Any) -> bool:
+    """Whether the store exists and can have mailboxes. Creates nothing."""
+    if not isinstance(store, Database):
+        return True
+    status = _schema_status(store)
+    return status is not None and status.version > 0
+
+
+def require_schema(store: Any) -> SchemaStatus:
+    """The status of the schema. Raises UsageError if there is no store, or one without a schema."""
     if not isinstance(store, Database):
         raise UsageError(
             f"{masked_url(store)} has no schema and needs no migration; `longwatch mailbox ls` "
@@ -97,7 +98,9 @@ def require_schema(store: Any, *, creator: str = CREATOR) -> SchemaStatus:
         )
     status = _schema_status(store)
     if status is None:
-        raise UsageError(f"no store at {masked_url(store)}; `{creator}` makes one, or give --store")
+        raise UsageError(
+            f"no store at {masked_url(store)}; `longwatch db migrate` makes one, or give --store"
+        )
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -147,7 +148,10 @@ def resume(
 
 @app.command("ls")
 def list_reports(*, json: Json = False) -> None:
-    """List the saved reports, newest first."""
+    """List the saved reports, newest first.
+
+    Evaluations without a report follow, with the command that continues them.
+    """
     from longwatch.evals.report import saved_reports  # noqa: PLC0415 - help must not wait for what only the command needs
 
     directory = STATE_DIR / "evals"
@@ -163,14 +167,40 @@ def list_reports(*, json: Json = False) -> None:
         )
         for report in found.reports
     ]
-    lines = output.table(("evaluation", "finished", "what", "samples", "passed", "score"), rows)
+    head = ("evaluation", "finished", "what", "samples", "passed", "score")
+    lines = [
+        *(output.table(head, rows) if rows else ()),
+        *_unfinished_lines({report.run for report in found.reports}),
+    ]
     for path in found.unreadable:
         typer.echo(f"{path} is no report of an evaluation; delete it", err=True)
     output.print_result(
-        lines if rows else [f"no reports in {directory}; `longwatch eval run` makes one"],
+        lines or [f"no reports in {directory}; `longwatch eval run` makes one"],
         [_report_json(report) for report in found.reports],
         as_json=json,
     )
+
+
+def _unfinished_lines(finished: Container[str]) -> list[str]:
+    """A line for each evaluation in the default store that has no report."""
+    from longwatch.app.evaluation import evaluation_ids  # noqa: PLC0415
+    from longwatch.app.mailboxes import has_mailboxes, opened_store  # noqa: PLC0415
+    from longwatch.errors import LongwatchError  # noqa: PLC0415
+
+    if not (STATE_DIR / "evals.db").exists():
+        return []
+    try:
+        with opened_store(DEFAULT_STORE) as store:
+            known = evaluation_ids(store) if has_mailboxes(store) else []
+    except LongwatchError as error:
+        typer.echo(f"cannot list evaluations without a report: {error}", err=True)
+        return []
+    return [
+        f"{run} has no report; if it was interrupted, continue it with `longwatch eval resume "
+        f"{run}`"
+        for run in sorted(known, reverse=True)
+        if run not in finished
+    ]
 
 
 def _report_json(report: SavedReport) -> dict[str, Any]:

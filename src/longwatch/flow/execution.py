@@ -235,7 +235,7 @@ class Execution:
             if attempt is None and not (record is not None and record.failed):
                 raise UsageError(
                     f"node {node!r} of {self.id} was not given up, so there is nothing to "
-                    f"retry; see explain()"
+                    f"retry; see explain() or `longwatch flow explain`"
                 )
             if attempt is not None:
                 state.cancel_attempt(attempt, AttemptEndCause.ASKED)
@@ -259,11 +259,13 @@ class Execution:
             attempt = state.open_attempts.get(node)
             if attempt is None:
                 raise UsageError(
-                    f"node {node!r} of {self.id} has no open attempt to abandon; see explain()"
+                    f"node {node!r} of {self.id} has no open attempt to abandon; see explain() or "
+                    f"`longwatch flow explain`"
                 )
             if attempt.lease_state != LEASED:
                 raise UsageError(
-                    f"node {node!r} of {self.id} is queued and not running; see explain()"
+                    f"node {node!r} of {self.id} is queued and not running; see explain() or "
+                    f"`longwatch flow explain`"
                 )
             state.fail(attempt, AttemptEndCause.ASKED, error="abandoned by hand")
 

@@ -107,7 +107,8 @@ class Flow:
         )
         if not rows:
             raise UnknownExecutionError(
-                f"there is no execution {execution_id!r} in {mask_text(self.database.url)}"
+                f"there is no execution {execution_id!r} in {mask_text(self.database.url)}; "
+                f"`longwatch flow ls` lists them"
             )
         number, graph, version = rows[0][:3]
         return Execution(self, execution_id, number, self.registry.find(graph, version))

@@ -23,6 +23,8 @@ from longwatch.workers.preflight import split_import_path
 
 FLOW_WORK_VARIABLE = "LONGWATCH_FLOW_WORK"
 """The variable with the settings of `longwatch flow work`. It means that the target is a Flow."""
+GROUP_EXAMPLE = "group = LoopGroup([...])"
+FLOW_EXAMPLE = "flow = Flow(store, graphs=[...])"
 
 
 def load_group(import_path: str) -> LoopGroup:
@@ -32,7 +34,8 @@ def load_group(import_path: str) -> LoopGroup:
     Modules are searched in the present directory first, as for `python app.py`.
     """
     settings = os.environ.pop(FLOW_WORK_VARIABLE, None)  # for this process, not for its children
-    found = load_object(import_path)
+    example = GROUP_EXAMPLE if settings is None else FLOW_EXAMPLE
+    found = load_object(import_path, example=example)
     if callable(found) and not (isinstance(found, LoopGroup) or _is_loop(found)):
         found = found()
     if settings is not None:
@@ -43,14 +46,14 @@ def load_group(import_path: str) -> LoopGroup:
     return _flow_group(found) if is_flow(found) else _as_group(found, import_path)
 
 
-def load_object(import_path: str) -> Any:
-    """Import the object that `module:name` names. Raises UsageError with the nearest name if there
-    is none.
+def load_object(import_path: str, *, example: str) -> Any:
+    """Import the object that `module:name` names. Raises UsageError with the nearest name, else
+    with the example of a definition, if there is none.
     """
     module_name, name = split_import_path(import_path)
     if os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path has it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    return _resolve(_import_module(module_name, import_path), name)
+    return _resolve(_import_module(module_name, import_path), name, example)
 
 
 def is_flow(found: Any) -> bool:
@@ -112,20 +115,14 @@ def _import_module(module_name: str, import_path: str) -> Any:
         ) from None
 
 
-def _resolve(module: Any, name: str) -> Any:
+def _resolve(module: Any, name: str, example: str) -> Any:
     found = module
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            known = (
-                [each for each in vars(found) if not each.startswith("_")]
-                if hasattr(found, "__dict__")
-                else []
-            )
-            hint = did_you_mean(
-                part, known, default="define it there, as in: group = LoopGroup([...])"
-            )
+            known = [each for each in dir(found) if not each.startswith("_")]
+            hint = did_you_mean(part, known, default=f"define it there, as in: {example}")
             raise UsageError(f"the module {module.__name__} has no {part!r}; {hint}") from None
     return found
 
