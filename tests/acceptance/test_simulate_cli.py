@@ -104,6 +104,9 @@ def test_check_compares_the_journal_with_the_store(tmp_path: Path) -> None:
         store.write(lambda _: None)
         code, out, _ = check(tmp_path, *options)
         assert (1, 3) == (code, json.loads(out)["sources"][0]["missing"])
+        assert check(tmp_path, "--journal", "sent")[1].endswith(
+            "events are missing, and no runner is connected; start it with `longwatch runner`\n"
+        )
         rows = [{"id": str(each.number), "hash": hash_data(each.data)} for each in sent]
         store.write(lambda tx: tx.execute_many(INSERT, rows))
         code, out, _ = check(tmp_path, *options, "--wait", "0.01")

@@ -183,8 +183,9 @@ def check(
         time.sleep(POLL_SECONDS)
         found = _reconcile(journal, store, config)
     is_right = bool(found) and all(each.is_right for each in found)
+    needs_runner = any(each.missing for each in found) and not _has_runner(store, config)
     output.print_result(
-        _reconciliation_lines(found, is_right=is_right),
+        _reconciliation_lines(found, is_right=is_right, needs_runner=needs_runner),
         {"right": is_right, "sources": [asdict(each) for each in found]},
         as_json=json,
     )
@@ -230,8 +231,16 @@ def _reconcile(journal: Path, url: str | None, config: Path | None) -> list[Sour
         return reconcile(sent, store)
 
 
+def _has_runner(store: str | None, config: Path | None) -> bool:
+    """Whether a runner holds one of the sources in the store."""
+    from longwatch.app.runner_store import opened_runner_store  # noqa: PLC0415
+
+    with opened_runner_store(store, config, os.environ) as opened:
+        return any(source.is_held for source in opened.events.sources())
+
+
 def _reconciliation_lines(
-    found: Sequence[SourceReconciliation], *, is_right: bool
+    found: Sequence[SourceReconciliation], *, is_right: bool, needs_runner: bool
 ) -> Iterator[str]:
     if not found:
         yield "the journal is empty: nothing was sent"
@@ -251,12 +260,16 @@ def _reconciliation_lines(
         yield f"{each.source}: look at the events {', '.join(each.examples)}"
     if len(examples) > MAX_EXAMPLES:
         yield f"… and {len(examples) - MAX_EXAMPLES} more sources like this; --json lists them"
-    yield _conclusion(found, is_right=is_right)
+    yield _conclusion(found, is_right=is_right, needs_runner=needs_runner)
 
 
-def _conclusion(found: Sequence[SourceReconciliation], *, is_right: bool) -> str:
+def _conclusion(
+    found: Sequence[SourceReconciliation], *, is_right: bool, needs_runner: bool
+) -> str:
     if is_right:
         return "each event has one outcome"
+    if needs_runner:
+        return "events are missing, and no runner is connected; start it with `longwatch runner`"
     if any(each.missing or each.twice or each.unsent for each in found):
         return "the events do not add up"
     return "some events are queued or running; --wait DURATION waits for them"
