@@ -163,8 +163,8 @@ def test_status_logs_and_events_show_it_and_down_ends_it(name: str, tmp_path: Pa
         assert f"longwatch {name}, pid {run.pid}, has ended\n" == output(tmp_path, "down")
         assert run.process.poll() is not None, "down returned before it had ended"
         assert command.exit_code == run.wait()
-    for words in (("status",), ("down",)):
-        assert "no supervisor runs on .longwatch" in refusal(tmp_path, *words)
+    assert "no supervisor runs on .longwatch" in refusal(tmp_path, "status")
+    assert "no longwatch process runs in .longwatch" in refusal(tmp_path, "down")
     assert [] == [*tmp_path.glob(".longwatch/running/*")]
 
 
@@ -431,3 +431,13 @@ def test_the_table_fits_80_columns_and_has_colour_on_a_terminal_alone(tmp_path: 
         assert "\x1b" not in output(tmp_path, "status")
         assert "\x1b" not in on_terminal(tmp_path, "status", NO_COLOR="1")
         output(tmp_path, "down")
+
+
+@pytest.mark.parametrize("command", ["stop", "restart", "start"])
+def test_an_empty_name_is_no_program(command: str, tmp_path: Path) -> None:
+    """Not all of them: a variable of a script may be unset."""
+    with _up(tmp_path):
+        assert eventually(lambda: is_ready(tmp_path))
+        refused = ask(tmp_path, command, "")
+        assert (2, True) == (refused.returncode, "no program ''" in refused.stderr)
+        assert all(program["up"] for program in status(tmp_path)["programs"])

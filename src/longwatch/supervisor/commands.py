@@ -211,7 +211,7 @@ class ProgramCommands:
         here = {known: managed for known, managed in self._programs.items() if not managed.retired}
         if name in here:
             return [name]
-        found = [known for known, managed in here.items() if managed.plan.group == name]
+        found = [known for known, managed in here.items() if name and managed.plan.group == name]
         if not found:
             raise UsageError(
                 _unknown_program(

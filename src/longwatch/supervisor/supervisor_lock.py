@@ -174,7 +174,7 @@ def find_supervisors(state_dir: Path) -> list[RunningSupervisor]:
     """
     found: list[RunningSupervisor] = []
     others: list[_LockLook] = []
-    for path in (state_dir / LOCK_FILE, *(state_dir / ENTRY_DIRECTORY).glob(_ENTRIES)):
+    for path in (state_dir / LOCK_FILE, *_entries(state_dir)):
         look = _look(path)
         if look is not None and look.is_held and "socket" in look.content:
             found.append(_running_supervisor(path, look.content))
@@ -183,6 +183,20 @@ def find_supervisors(state_dir: Path) -> list[RunningSupervisor]:
     if not found:
         raise _nothing_answers_error(state_dir, others)
     return sorted(found, key=lambda each: (not each.owns_directory, each.started_at))
+
+
+def _entries(state_dir: Path) -> list[Path]:
+    try:
+        return list((state_dir / ENTRY_DIRECTORY).glob(_ENTRIES))
+    except OSError as error:
+        raise _unreadable_error(state_dir, error) from None
+
+
+def _unreadable_error(state_dir: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot look for the supervisor of {state_dir} ({os_reason(error)}); run as the user that "
+        f"started it, or give --state-dir"
+    )
 
 
 class _LockLook(NamedTuple):
@@ -199,12 +213,11 @@ def _look(path: Path) -> _LockLook | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        problem = f"cannot look for the supervisor of {path.parent} ({os_reason(error)})"
-        raise UsageError(
-            f"{problem}; run as the user that started it, or give --state-dir"
-        ) from None
+        raise _unreadable_error(path.parent, error) from None
     try:
         return _LockLook(not try_lock(descriptor, shared=True), _read_lock_file(descriptor))
+    except OSError as error:  # a FIFO, or a directory
+        raise _unreadable_error(path.parent, error) from None
     finally:
         os.close(descriptor)
 
