@@ -231,7 +231,7 @@ def test_control_cuts_the_connections_there_are() -> None:
 def test_a_port_in_use_is_named_with_the_cure() -> None:
     async def work() -> None:
         async with simulated(port=free_port()) as (simulator, _):
-            with pytest.raises(UsageError, match="give --port another number"):
+            with pytest.raises(UsageError, match="--port a free port, or 0 for any"):
                 async with simulated(port=simulator.port):
                     pass
 

@@ -42,7 +42,7 @@ mistaken for a supervisor.
 
 
 class NotRunningError(TryAgainError):
-    """No supervisor runs in the state directory."""
+    """No supervisor runs in the state directory, and none was killed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _nothing_answers_error(state_dir: Path, looks: list[_LockLook]) -> TryAgainE
     for look in looks:
         if "pid" in look.content:
             command = look.content.get("command") or "up"
-            return NotRunningError(
+            return TryAgainError(
                 f"the supervisor of {state_dir} (pid {look.content['pid']}) was killed; start it "
                 f"again with `longwatch {command}`"
             )
