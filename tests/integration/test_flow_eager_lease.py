@@ -108,7 +108,7 @@ def inserted(worker: ListeningWorker, tx: Transaction, execution_id: str) -> Exe
     state = ExecutionState(0, execution_id, graph_id)
     state.set_value("x", "1")
     registered = worker.flow.registry.registered()[graph_id]
-    propagate(registered.graph, state, registered.queue_by_node)
+    propagate(registered.graph, state, registered.queue_by_node, now=0.0)
     worker.flow.records.insert(tx, state, None)
     return state
 

@@ -16,7 +16,6 @@ from longwatch.flow import Flow, Graph, compute, input  # noqa: A004 - the contr
 from longwatch.flow import sweeper as module
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.execution_state import ExecutionState
-from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, ValidClaim
 from longwatch.flow.sweeper import STALLED_INTERVAL, SWEEP_INTERVAL, FlowSweeper
 from longwatch.host.background_thread import BackgroundThread
@@ -77,7 +76,7 @@ class TestPages:
         assert 2 == worker.flow.sweep()
         assert "abandoned" == second.computations()[0].state
         assert [("abandoned",), ("not_set",)] == worker.rows(
-            "SELECT state FROM longwatch_computations AS c JOIN longwatch_executions AS e ON "
+            "SELECT c.state FROM longwatch_computations AS c JOIN longwatch_executions AS e ON "
             "e.execution = c.execution"
             " WHERE id = :id ORDER BY seq",
             id=first.id,
@@ -347,12 +346,14 @@ class TestStalled:
         bad, good = (worker.flow.start("scrape", url=url) for url in ("bad", "good"))
         worker.write("DELETE FROM longwatch_computations")
 
-        def propagate_good(graph: Graph, state: ExecutionState, queues: Any) -> None:
+        propagate = worker.flow.registry.propagate
+
+        def propagate_good(tx: Transaction, state: ExecutionState) -> None:
             if state.id == bad.id:
                 raise ArithmeticError
-            propagate(graph, state, queues)
+            propagate(tx, state)
 
-        monkeypatch.setattr(module, "propagate", propagate_good)
+        monkeypatch.setattr(worker.flow.registry, "propagate", propagate_good)
         with pytest.raises(ArithmeticError):
             worker.flow.sweep()
         assert ([], 1) == (bad.computations(), len(good.computations()))
@@ -415,8 +416,8 @@ def test_the_sweep_for_stalled_executions_reads_none_that_are_settled(worker: Ma
     series = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"
     worker.write(
         "INSERT INTO longwatch_executions"
-        " (id, graph, version, known_nodes, settled_nodes, done, created_at, updated_at)"
-        f" {series} SELECT 'e' || i, 'scrape', '1', 1, 1, 1, 0, 0 FROM n"
+        " (id, graph, version, known_nodes, settled_nodes, state, created_at, updated_at)"
+        f" {series} SELECT 'e' || i, 'scrape', '1', 1, 1, 3, 0, 0 FROM n"
     )
     worker.write("ANALYZE longwatch_executions")
     words = "EXPLAIN" if worker.database.dialect == "postgresql" else "EXPLAIN QUERY PLAN"

@@ -545,9 +545,15 @@ class TestTheSchema:
             after = schema_status(database)
         assert before is not None
         assert after is not None
-        pending = ["0004_initial", "0005_blame", "0006_runner", "0007_settled_executions"]
+        pending = [
+            "0004_initial",
+            "0005_blame",
+            "0006_runner",
+            "0007_settled_executions",
+            "0008_complete_flow",
+        ]
         assert (0, pending) == (before.version, before.pending)
-        assert (7, []) == (after.version, after.pending)
+        assert (8, []) == (after.version, after.pending)
 
     @pytest.mark.parametrize("auto_migrate", [False, True])
     def test_of_version_3_is_refused_with_the_cure_and_not_touched(

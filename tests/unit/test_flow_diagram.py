@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from longwatch.flow import Graph, and_, compute, input, not_, or_, when  # noqa: A004 - the contract's word
-from longwatch.flow.diagram import gate_text, mermaid_diagram, text_diagram
-from longwatch.flow.execution_state import Attempt, AttemptSpec, ExecutionState, GraphId
-from longwatch.flow.gates import GateLike, to_gate
+from longwatch.flow.attempt import Attempt, AttemptSpec
+from longwatch.flow.diagram import mermaid_diagram, text_diagram
+from longwatch.flow.execution_state import ExecutionState, GraphId
+from longwatch.flow.gates import GateLike, gate_text, to_gate
 
 TERMS = AttemptSpec(1, 240.0, 3600.0, 3)
 

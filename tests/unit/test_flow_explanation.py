@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from longwatch.flow import Graph, compute, input, not_, or_, when  # noqa: A004 - the contract's word
-from longwatch.flow.execution_state import AttemptEndCause
+from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.explanation import explain
 from test_flow_propagation import FakeExecution, even, graph_of, total
 

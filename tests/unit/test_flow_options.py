@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.flow import Graph, GraphError
-from longwatch.flow.nodes import Isolation, NodeOptions, validate_options
+from longwatch.flow.node_options import Isolation, NodeOptions, validate_options
 
 SECONDS = (
     "abandon_after_seconds",

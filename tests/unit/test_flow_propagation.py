@@ -18,19 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from longwatch.flow import Graph, and_, compute, input, not_, or_, when  # noqa: A004 - the contract's word
-from longwatch.flow.execution_state import (
-    LEASED,
-    Attempt,
-    AttemptEndCause,
-    AttemptState,
-    ExecutionState,
-    GiveUpReason,
-    GraphId,
-    NodeRecord,
-    Progress,
-)
+from longwatch.flow.attempt import LEASED, Attempt, AttemptEndCause, AttemptState
+from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId, Progress
 from longwatch.flow.explanation import node_statuses
 from longwatch.flow.gates import Gate
+from longwatch.flow.node_record import GiveUpReason, NodeRecord
 from longwatch.flow.propagation import propagate
 
 FREE = 0
@@ -54,6 +46,7 @@ class FakeExecution:
     claimed: dict[int, Values] = field(default_factory=dict)
     seq: int = 0
     progress: Progress = field(default_factory=Progress)
+    now: float = 0.0
 
     def load(self) -> ExecutionState:
         state = ExecutionState(
@@ -73,7 +66,7 @@ class FakeExecution:
         state = self.load()
         for work in works:
             work(state)
-        propagate(self.graph, state, dict.fromkeys(self.graph.nodes, 7))
+        propagate(self.graph, state, dict.fromkeys(self.graph.nodes, 7), now=self.now)
         self._save(state)
         return state
 
@@ -807,18 +800,18 @@ class TestProgress:
     def test_of_an_execution_with_nothing_left_to_compute_is_done(self) -> None:
         execution = graph_of("a", b="a")
         execution.set(a=1)
-        assert Progress(1, 0, is_done=False) == execution.progress
+        assert Progress(1, 0, ExecutionStatus.ACTIVE) == execution.progress
         execution.run_all()
-        assert Progress(1, 1, is_done=True) == execution.progress
+        assert Progress(1, 1, ExecutionStatus.DONE) == execution.progress
 
     def test_of_one_that_lacks_an_input_is_settled_and_not_done(self) -> None:
         execution = graph_of("a", "approved", b="a", c=["b", "approved"])
         execution.set(a=1)
         execution.run_all()
-        assert Progress(2, 2, is_done=False) == execution.progress
+        assert Progress(2, 2, ExecutionStatus.IDLE) == execution.progress
         execution.set(approved=True)
         execution.run_all()
-        assert execution.progress.is_done
+        assert ExecutionStatus.DONE is execution.progress.status
 
     def test_of_one_with_a_branch_that_was_not_taken_is_done(self) -> None:
         execution = graph_of(
@@ -827,15 +820,15 @@ class TestProgress:
         execution.set(a=1)
         execution.run_all()
         assert {"a", "d"} == set(execution.values)
-        assert execution.progress.is_done
+        assert ExecutionStatus.DONE is execution.progress.status
 
     def test_of_one_whose_gate_raises_is_not_done(self) -> None:
         execution = graph_of("a", b=when("a", lambda a: a["missing"]))
         execution.set(a=1)
-        assert Progress(1, 1, is_done=False) == execution.progress
+        assert Progress(1, 1, ExecutionStatus.IDLE) == execution.progress
 
     def test_of_one_with_a_node_that_was_given_up_is_settled_and_not_done(self) -> None:
         execution = graph_of("a", b="a")
         execution.set(a=1)
         execution.fail("b", AttemptEndCause.PERMANENT)
-        assert Progress(1, 1, is_done=False) == execution.progress
+        assert Progress(1, 1, ExecutionStatus.FAILED) == execution.progress

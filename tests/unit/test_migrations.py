@@ -142,7 +142,8 @@ def test_step_7_keeps_executions_and_never_gives_the_number_of_a_deleted_one(
         "INSERT INTO longwatch_values (execution, node, changed_at) VALUES (9, 'pages', 1.0)"
     )
     migrate(store, KNOWN)
-    assert [(kept, "kept", 3, 0, 0, 0)] == store.rows(
-        "SELECT execution, id, revision, known_nodes, settled_nodes, done FROM longwatch_executions"
+    assert [(kept, "kept", 3, 0, 0, 1)] == store.rows(
+        "SELECT execution, id, revision, known_nodes, settled_nodes, state"
+        " FROM longwatch_executions"
     )
     assert [(10,)] == store.rows(insert, {"id": "next"})

@@ -97,12 +97,12 @@ def explanation_json(explanation: Explanation) -> JsonObject:
 
 
 def graph_json(graph: Graph, execution: str | None, picture: str) -> JsonObject:
-    from longwatch.flow.diagram import gate_text, node_kind  # noqa: PLC0415 - help must not wait for it
+    from longwatch.flow.gates import gate_text  # noqa: PLC0415 - help must not wait for it
 
     nodes = [
         {
             "node": each.name,
-            "kind": node_kind(each),
+            "kind": str(each.kind),
             "after": list(each.upstream),
             "gate": gate_text(each.gate) or None,
         }

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from longwatch.flow.execution_state import AttemptEndCause
+from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.records import ValidClaim
 from longwatch.store.blame import Blame, OwnerEnd
 from longwatch.store.claims import Claim

@@ -24,7 +24,8 @@ from longwatch.flow.context import FlowContext
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import arguments, encode_result
 from longwatch.flow.isolated.process_runner import ChildEndedError
-from longwatch.flow.nodes import Isolation, Node
+from longwatch.flow.node_options import Isolation
+from longwatch.flow.nodes import Node
 
 _UNKNOWN_NODE_DELAY = 30.0
 """Seconds for which an attempt whose node is unknown here is left to other workers."""

@@ -28,8 +28,8 @@ from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.policy import EngineContext
 from longwatch.engine.source_call import SourceCall
+from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.context import FlowContext
-from longwatch.flow.execution_state import AttemptEndCause
 from longwatch.host.background_thread import BackgroundThread
 
 BEAT_INTERVAL = 1.0

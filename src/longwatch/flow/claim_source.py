@@ -61,7 +61,7 @@ class FlowClaimSource:
     ) -> None:
         self.database = database
         self.records = Records(database.dialect)
-        self.registry = registry or Registry(database, self.records)
+        self.registry = registry or Registry(database, self.records, clock=clock)
         self._clock = clock or SystemClock()
         self._claimer = AttemptClaimer(database, self.records, self.registry)
         self._claims = self._claimer.claims

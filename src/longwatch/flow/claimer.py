@@ -12,7 +12,6 @@ from longwatch.core.clock import Clock, Wakeup
 from longwatch.engine.claim_source import ClaimedRow
 from longwatch.engine.fair_claims import FairClaims, free_capacity
 from longwatch.flow.execution_state import ExecutionState, GraphId
-from longwatch.flow.propagation import propagate
 from longwatch.flow.records import LEASE_SQL, TABLE, Records, notify_workers
 from longwatch.flow.registry import GraphQueue, Registry
 from longwatch.store.blame import DEFAULT_BUDGET, Blame
@@ -133,11 +132,9 @@ class AttemptClaimer:
         """Cancel claimed attempts whose inputs have changed, and open new ones. Attempts of an
         unknown node or of a locked execution are released.
         """
-        graphs = self.registry.registered()
         loaded, _ = self.records.load_unlocked(tx, (each.item.execution for each in stale))
         for state in loaded.values():
-            registered = graphs[state.graph_id]
-            propagate(registered.graph, state, registered.queue_by_node)
+            self.registry.propagate(tx, state)
         notify_workers(tx, self.records.save(tx, loaded.values()))
         cancelled = {end.seq for state in loaded.values() for end in state.attempt_ends}
         remaining = [each.claim for each in stale if each.claim.seq not in cancelled]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.explanation import explain
-from longwatch.flow.gates import AllOf, AnyOf, Gate, IsSet, Not, When
+from longwatch.flow.gates import AllOf, AnyOf, Gate, IsSet, Not, When, gate_text
 from longwatch.flow.graph import Graph
 from longwatch.flow.nodes import Node
 
@@ -60,31 +60,6 @@ def mermaid_diagram(graph: Graph, execution_state: ExecutionState | None = None)
     )
 
 
-def gate_text(gate: Gate) -> str:
-    """A gate as text: `pages and (draft or not final)`, `is_long(pages)`."""
-    match gate:
-        case IsSet(node):
-            return node
-        case When():
-            return f"{gate.text}({gate.node})"
-        case Not(part):
-            return f"not {_inner(part)}"
-        case AllOf(parts):
-            return " and ".join(
-                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
-            )
-        case AnyOf(parts):
-            return " or ".join(
-                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
-            )
-    return ", ".join(gate.nodes)
-
-
-def node_kind(node: Node) -> str:
-    """The kind of a node: `input`, `compute`, or its own attribute `kind`."""
-    return str(getattr(node, "kind", "input" if node.is_input else "compute"))
-
-
 # --- for both diagrams ---
 
 
@@ -108,17 +83,11 @@ def _title(graph: Graph, execution_state: ExecutionState | None) -> str:
     return f"graph {graph.name} {graph.version}{of}"
 
 
-def _inner(gate: Gate) -> str:
-    """A gate inside another one, in parentheses where they are needed."""
-    several = isinstance(gate, AllOf | AnyOf) and len(gate.parts) > 1
-    return f"({gate_text(gate)})" if several else gate_text(gate)
-
-
 # --- text ---
 
 
 def _row(node: Node, state: str) -> tuple[str, str, str, str]:
-    return node.name, node_kind(node), state, "" if node.is_input else f"← {gate_text(node.gate)}"
+    return node.name, node.kind, state, "" if node.is_input else f"← {gate_text(node.gate)}"
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -163,9 +132,7 @@ class _Flowchart:
         self._ids = ids
 
     def node(self, node: Node, state: str) -> None:
-        label = _quoted(
-            "<br/>".join((node.name, " · ".join(filter(None, (node_kind(node), state)))))
-        )
+        label = _quoted("<br/>".join((node.name, " · ".join(filter(None, (node.kind, state))))))
         shape = f"[/{label}/]" if node.is_input else f"[{label}]"
         self._add_line(f"{self._ids[node.name]}{shape}{f':::{state}' if state else ''}")
 

@@ -17,7 +17,8 @@ from longwatch.errors import (
     UnknownExecutionError,
     UsageError,
 )
-from longwatch.flow.execution_state import LEASED, AttemptEndCause, ExecutionState, GraphId
+from longwatch.flow.attempt import LEASED, AttemptEndCause
+from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId
 from longwatch.flow.explanation import (
     Explanation,
     explain,
@@ -26,7 +27,7 @@ from longwatch.flow.explanation import (
     unreachable_nodes,
 )
 from longwatch.flow.graph import Graph
-from longwatch.flow.propagation import NodeStatus, propagate
+from longwatch.flow.propagation import NodeStatus
 from longwatch.flow.records import LoadedExecutions, change_channel
 from longwatch.store.database import Row, Transaction
 
@@ -99,16 +100,17 @@ class ExecutionSummary:
     running: int
     failed: int
     values: int
-    done: bool = False
+    status: ExecutionStatus = ExecutionStatus.ACTIVE
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
-        return replace(cls(*row), cancelled=bool(row[4]), done=bool(row[12]))
+        return replace(cls(*row), cancelled=bool(row[4]), status=ExecutionStatus(row[12]))
 
     @property
     def state(self) -> str:
-        """One word, the first of these that holds.
+        """One word.
 
+        archived    it was archived
         cancelled   `cancel` ended it
         running     a worker computes a node
         waiting     an attempt waits for a worker, or for its time
@@ -116,13 +118,9 @@ class ExecutionSummary:
         done        nothing is left to compute
         idle        a node waits for an input
         """
-        if self.cancelled:
-            return "cancelled"
-        if self.running or self.waiting:
+        if self.status is ExecutionStatus.ACTIVE:
             return "running" if self.running else "waiting"
-        if self.failed:
-            return "failed"
-        return "done" if self.done else "idle"
+        return self.status.name.lower()
 
 
 class Execution:
@@ -310,7 +308,6 @@ class Execution:
         """Change the execution and propagate the change in one transaction; returns the
         revision.
         """
-        registered = self._flow.registry.registered()[self._graph_id]
 
         def transaction(tx: Transaction) -> ExecutionState:
             state = self._require_loaded(self._flow.records.load(tx, [self._number]))
@@ -319,7 +316,7 @@ class Execution:
             also(tx)
             if was_cancelled and state.needs_write:
                 raise self._cancelled_error()
-            propagate(registered.graph, state, registered.queue_by_node)
+            self._flow.registry.propagate(tx, state)
             return state
 
         return self._flow.write_execution(self._graph_id, transaction).revision

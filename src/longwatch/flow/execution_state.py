@@ -25,76 +25,28 @@ So an attempt with other inputs is recognised, and its failures do not count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgspec
 
 from longwatch.core.error_text import MAX_ERROR_LENGTH
 from longwatch.core.sanitize import sanitize
+from longwatch.flow.attempt import (
+    ABANDONING_CAUSES,
+    LEASED,
+    Attempt,
+    AttemptEnd,
+    AttemptEndCause,
+    AttemptSpec,
+    AttemptState,
+    NewAttempt,
+)
+from longwatch.flow.node_record import GiveUpReason, NodeRecord
 from longwatch.store.blame import DEFAULT_BUDGET
 
-ENDED = 3
-"""The `lease_state` of an ended attempt; the lower values are those of every claimable row."""
-LEASED = 2
 MAX_TRACEBACK_LENGTH = 16 << 10
 _CANONICAL = msgspec.json.Encoder(order="deterministic")
-
-
-class AttemptState(StrEnum):
-    """The state of one attempt. The first two are open."""
-
-    NOT_SET = "not_set"
-    COMPUTING = "computing"
-    SUCCESS = "success"
-    FAILED = "failed"
-    ABANDONED = "abandoned"
-    CANCELLED = "cancelled"
-
-
-class AttemptEndCause(StrEnum):
-    """Why an attempt has ended."""
-
-    DONE = "done"
-    RAISED = "raised"
-    PERMANENT = "permanent"
-    DEADLINE = "deadline"
-    HEARTBEAT = "heartbeat"
-    CRASH = "crash"
-    LOST = "lost"
-    STALLED = "stalled"
-    MEMORY = "memory"
-    KILLED = "killed"
-    ASKED = "asked"
-    SUPERSEDED = "superseded"
-    GATE = "gate"
-    EXECUTION = "execution"
-
-
-ABANDONING_CAUSES = frozenset(
-    {
-        AttemptEndCause.DEADLINE,
-        AttemptEndCause.HEARTBEAT,
-        AttemptEndCause.CRASH,
-        AttemptEndCause.LOST,
-        AttemptEndCause.STALLED,
-        AttemptEndCause.MEMORY,
-        AttemptEndCause.KILLED,
-        AttemptEndCause.ASKED,
-    }
-)
-"""Causes that make an attempt abandoned rather than failed: its progress is unknown."""
-_OWN_BUDGET_CAUSES = frozenset({AttemptEndCause.CRASH, AttemptEndCause.LOST})
-"""Causes that do not count as a failed attempt."""
-
-
-class GiveUpReason(StrEnum):
-    """Why a node was given up: which of its budgets is spent."""
-
-    FAILED = "failed"
-    POISON = "poison"
-    LOST = "lost"
 
 
 class GraphId(NamedTuple):
@@ -104,113 +56,29 @@ class GraphId(NamedTuple):
     version: str
 
 
+class ExecutionStatus(IntEnum):
+    """The state of an execution as its row has it. All but the first are settled: no attempt is
+    open.
+    """
+
+    ACTIVE = 0  # an attempt is open
+    IDLE = 1  # a node waits for an input
+    FAILED = 2  # a node was given up
+    DONE = 3  # nothing is left to compute, and no input is missing
+    CANCELLED = 4
+    ARCHIVED = 5
+
+
 class Progress(NamedTuple):
     """What the last propagation of an execution left.
 
     `known_nodes` is the number of computed nodes that the graph had. `settled_nodes` is the same
-    number if no attempt was left open, else 0. `is_done`: nothing is left to compute, and no input
-    is missing.
+    number if no attempt was left open, else 0.
     """
 
     known_nodes: int = 0
     settled_nodes: int = 0
-    is_done: bool = False
-
-
-@dataclass(slots=True)
-class NodeRecord:
-    """The stored state of a node: its value as JSON, and the attempts that were spent on its
-    present inputs.
-    """
-
-    is_set: bool = False
-    value: str | None = None
-    revision: int = 0
-    computed_with: str | None = None
-    attempted_with: str | None = None
-    failed_attempts: int = 0
-    crashes: int = 0
-    failed: bool = False
-    error: str | None = None
-    term: int = 0
-    """The highest term of its ended attempts."""
-    lost: int = 0
-    traceback: str | None = None
-    """The traceback of the last attempt that raised."""
-
-    @property
-    def spent_attempts(self) -> int:
-        """How many attempts have ended without a result, for any cause."""
-        return self.failed_attempts + self.crashes + self.lost
-
-    @property
-    def give_up_reason(self) -> GiveUpReason | None:
-        """Why the node was given up; None if it was not."""
-        if not self.failed:
-            return None
-        if self.crashes >= DEFAULT_BUDGET.max_crashes:
-            return GiveUpReason.POISON
-        return GiveUpReason.LOST if self.lost >= DEFAULT_BUDGET.max_lost else GiveUpReason.FAILED
-
-    def reset_attempts(self, inputs: str | None) -> None:
-        """Reset all budgets, for attempts with these inputs."""
-        self.attempted_with, self.failed, self.error, self.traceback = inputs, False, None, None
-        self.failed_attempts = self.crashes = self.lost = 0
-
-    def count(self, cause: AttemptEndCause) -> None:
-        """Count an ended attempt against the budget of this cause."""
-        self.crashes += cause is AttemptEndCause.CRASH
-        self.lost += cause is AttemptEndCause.LOST
-        self.failed_attempts += cause not in _OWN_BUDGET_CAUSES
-
-
-class AttemptSpec(NamedTuple):
-    """The queue and the limits of an attempt."""
-
-    queue: int
-    heartbeat_timeout: float | None
-    abandon_after: float
-    max_attempts: int
-
-
-class Attempt(NamedTuple):
-    """An open attempt."""
-
-    seq: int
-    node: str
-    lease_state: int
-    computed_with: str
-    number: int
-    spec: AttemptSpec
-    term: int = 0
-    owner: int | None = None
-
-
-class NewAttempt(NamedTuple):
-    """An attempt that the next save inserts."""
-
-    node: str
-    computed_with: str
-    number: int
-    failures: int
-    crashes: int
-    lost: int
-    delay: float
-    spec: AttemptSpec
-
-    @property
-    def is_suspect(self) -> bool:
-        return DEFAULT_BUDGET.is_suspect(crashes=self.crashes, lost=self.lost)
-
-
-class AttemptEnd(NamedTuple):
-    """The end of an open attempt."""
-
-    seq: int
-    state: AttemptState
-    cause: AttemptEndCause
-    error: str | None = None
-    traceback: str | None = None
+    status: ExecutionStatus = ExecutionStatus.ACTIVE
 
 
 class ExecutionState:
@@ -236,8 +104,11 @@ class ExecutionState:
         self.graph_id = graph_id
         self.revision = revision
         self.cancelled = cancelled
+        self.metadata: str | None = None
+        """The metadata of a new execution, as JSON."""
         self.changes = changes
         self.progress = self._loaded_progress = progress or Progress()
+        self.archived = self.progress.status is ExecutionStatus.ARCHIVED
         self.nodes: dict[str, NodeRecord] = {}
         self.open_attempts: dict[str, Attempt] = {}
         self.changed_nodes: set[str] = set()
@@ -375,19 +246,33 @@ class ExecutionState:
             traceback,
         )
         if not (record.failed or self.cancelled):
-            self.open_attempt(attempt.node, attempt.computed_with, attempt.spec, delay=delay)
+            self.open_attempt(
+                attempt.node,
+                attempt.computed_with,
+                attempt.spec,
+                delay=delay,
+                due_at=attempt.due_at,
+            )
 
     def cancel_attempt(self, attempt: Attempt, cause: AttemptEndCause) -> None:
         """End an attempt whose result is not needed any more."""
         self._end_attempt(attempt, AttemptState.CANCELLED, cause)
 
     def open_attempt(
-        self, node: str, inputs: str, spec: AttemptSpec, *, delay: float = 0.0
+        self,
+        node: str,
+        inputs: str,
+        spec: AttemptSpec,
+        *,
+        delay: float = 0.0,
+        due_at: float | None = None,
     ) -> None:
-        """Open an attempt to compute a node from these inputs."""
+        """Open an attempt to compute a node from these inputs; with `due_at`, one that fires a
+        tick at this wall time.
+        """
         record = self.nodes.get(node)
         if record is None or record.attempted_with != inputs:
-            self.new_attempts[node] = NewAttempt(node, inputs, 1, 0, 0, 0, delay, spec)
+            self.new_attempts[node] = NewAttempt(node, inputs, 1, 0, 0, 0, delay, spec, due_at)
             return
         self.new_attempts[node] = NewAttempt(
             node,
@@ -398,6 +283,7 @@ class ExecutionState:
             record.lost,
             delay,
             spec,
+            due_at,
         )
 
     def drop_outdated(self, node: str, inputs: str) -> None:

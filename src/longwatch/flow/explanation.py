@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from longwatch.flow.execution_state import LEASED, Attempt, ExecutionState, NodeRecord
+from longwatch.flow.attempt import LEASED, Attempt
+from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
+from longwatch.flow.node_record import NodeRecord
 from longwatch.flow.nodes import Node
 from longwatch.flow.propagation import NodeStatus, awaiting_nodes, input_revisions, status_of
 from longwatch.store.blame import DEFAULT_BUDGET

@@ -17,7 +17,6 @@ from longwatch.flow.execution import Execution, ExecutionSummary
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
-from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
 from longwatch.flow.sweeper import SweepRun
@@ -52,7 +51,7 @@ class Flow:
         self.database = _open_store(store, auto_migrate=auto_migrate)
         self.clock = clock or SystemClock()
         self.records = Records(self.database.dialect)
-        self.registry = Registry(self.database, self.records, graphs)
+        self.registry = Registry(self.database, self.records, graphs, clock=self.clock)
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
         self.closed = False
@@ -86,7 +85,7 @@ class Flow:
             state = ExecutionState(0, execution_id, graph_id)
             for node, text in encoded.items():
                 state.set_value(node, text)
-            propagate(registered.graph, state, registered.queue_by_node)
+            self.registry.propagate(tx, state)
             while not self.records.insert(tx, state, key):
                 if (existing := self._load_by_key(tx, registered, key)) is not None:
                     return existing
@@ -192,7 +191,7 @@ class Flow:
         loaded = self.records.load(tx, [number for (number,) in rows])
         state = next(iter(loaded.values()), None)
         if state is not None and state.graph_id == registered.graph_id:
-            propagate(registered.graph, state, registered.queue_by_node)
+            self.registry.propagate(tx, state)
         return state
 
     def write_execution(

@@ -213,6 +213,32 @@ def to_gate(after: GateLike | Iterable[GateLike]) -> Gate:
     return AllOf(tuple(map(_as_gate, after)))
 
 
+def gate_text(gate: Gate) -> str:
+    """A gate as text: `pages and (draft or not final)`, `is_long(pages)`."""
+    match gate:
+        case IsSet(node):
+            return node
+        case When():
+            return f"{gate.text}({gate.node})"
+        case Not(part):
+            return f"not {_inner(part)}"
+        case AllOf(parts):
+            return " and ".join(
+                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
+            )
+        case AnyOf(parts):
+            return " or ".join(
+                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
+            )
+    return ", ".join(gate.nodes)
+
+
+def _inner(gate: Gate) -> str:
+    """A gate inside another one, in parentheses where they are needed."""
+    several = isinstance(gate, AllOf | AnyOf) and len(gate.parts) > 1
+    return f"({gate_text(gate)})" if several else gate_text(gate)
+
+
 def _as_gate(part: GateLike) -> Gate:
     if isinstance(part, Gate):
         return part

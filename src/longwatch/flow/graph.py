@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
 from longwatch.flow.gates import GateLike
-from longwatch.flow.nodes import MAX_COUNT, Node, compute, is_positive_int
+from longwatch.flow.node_options import MAX_COUNT, is_positive_int
+from longwatch.flow.nodes import Node, compute
 from longwatch.flow.nodes import input as input_
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum, auto
 
-from longwatch.flow.execution_state import AttemptEndCause, AttemptSpec, ExecutionState, Progress
+from longwatch.flow.attempt import AttemptEndCause, AttemptSpec
+from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, Progress
 from longwatch.flow.graph import Graph
 from longwatch.flow.nodes import Node
 
@@ -39,14 +40,24 @@ class NodeStatus(StrEnum):
     READY = auto()  # an attempt has to be opened
 
 
-def propagate(graph: Graph, state: ExecutionState, queue_by_node: Mapping[str, int]) -> None:
+def propagate(
+    graph: Graph,
+    state: ExecutionState,
+    queue_by_node: Mapping[str, int],
+    *,
+    now: float,  # noqa: ARG001 - ticks and histories need it
+) -> None:
     """Open, cancel and clear what follows from the present values of an execution. Idempotent.
 
-    `queue_by_node` has the queue of each node.
+    `queue_by_node` has the queue of each node. `now` is wall time.
     """
-    if state.cancelled:
+    if state.cancelled or state.archived:
         for attempt in list(state.open_attempts.values()):
             state.cancel_attempt(attempt, AttemptEndCause.EXECUTION)
+        state.new_attempts.clear()
+        ended = ExecutionStatus.ARCHIVED if state.archived else ExecutionStatus.CANCELLED
+        known = len(graph.computed_nodes)
+        state.progress = Progress(known, known, ended)
         return
     unsettled: set[str] = set()
     has_failed = False
@@ -62,7 +73,10 @@ def _progress(graph: Graph, state: ExecutionState, *, has_failed: bool) -> Progr
     known = len(graph.computed_nodes)
     if state.open_attempts or state.new_attempts:
         return Progress(known)
-    return Progress(known, known, is_done=not (has_failed or awaiting_nodes(graph, state)))
+    if has_failed:
+        return Progress(known, known, ExecutionStatus.FAILED)
+    is_waiting = bool(awaiting_nodes(graph, state))
+    return Progress(known, known, ExecutionStatus.IDLE if is_waiting else ExecutionStatus.DONE)
 
 
 def awaiting_nodes(graph: Graph, state: ExecutionState) -> set[str]:

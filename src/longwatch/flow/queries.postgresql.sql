@@ -4,23 +4,23 @@
 
 -- name: executions
 -- Executions by their numbers, locked until the end of the transaction.
-SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions
+SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, state FROM longwatch_executions
 WHERE execution = ANY (:executions::int8[]) ORDER BY execution FOR UPDATE
 
 -- name: executions_without_lock
 -- Executions by their numbers, without a lock.
-SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
+SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, state FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
 
 -- name: values
 -- The state of all nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback
+SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback, paused
 FROM longwatch_values
 WHERE execution = ANY (:executions::int8[])
 
 -- name: open_attempts
 -- The open attempts of executions.
-SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, heartbeat_timeout, abandon_after, max_attempts, owner
-FROM longwatch_computations WHERE lease_state < 3 AND execution = ANY (:executions::int8[])
+SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, heartbeat_timeout, abandon_after, max_attempts, owner, due_at
+FROM longwatch_computations WHERE lease_state < 3 AND element IS NULL AND execution = ANY (:executions::int8[])
 
 -- name: valid_claims
 -- Those of these claims that still hold, with whether they are past their deadline and whether a heartbeat is missed.
@@ -39,27 +39,29 @@ SELECT seq, execution FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]
 -- The same for many nodes, given as arrays.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
-    changed_at)
+    paused, changed_at)
 SELECT kept.*, :wall_now
 FROM unnest(:execution::int8[], :node::text[], :is_set::int2[], :value::text[], :revision::int8[], :computed_with::text[],
     :attempted_with::text[], :failed_attempts::int4[], :crashes::int4[], :failed::int2[], :error::text[], :term::int8[],
-    :lost::int4[], :traceback::text[]) AS kept
+    :lost::int4[], :traceback::text[], :paused::int2[]) AS kept
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, lost = excluded.lost, traceback = excluded.traceback,
-    changed_at = excluded.changed_at
+    paused = excluded.paused, changed_at = excluded.changed_at
 
 -- name: insert_attempt_many
 -- The same for many, given as arrays.
 INSERT INTO longwatch_computations
     (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
-    max_attempts, created_at)
-SELECT queue, CASE WHEN delay > 0 THEN 1 ELSE 0 END, CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
-    term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, :wall_now
+    max_attempts, due_at, created_at)
+SELECT queue, CASE WHEN due_at IS NULL AND delay <= 0 THEN 0 ELSE 1 END,
+    CASE WHEN due_at > :wall_now + delay THEN due_at WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
+    term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, due_at, :wall_now
 FROM unnest(:queue::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :term::int8[], :crashes::int4[],
-    :lost::int4[], :failures::int4[], :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[])
+    :lost::int4[], :failures::int4[], :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[],
+    :due_at::float8[])
     AS new_attempt (queue, delay, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
-        max_attempts)
+        max_attempts, due_at)
 
 -- name: end_attempt_many
 -- The same for many, given as arrays.
@@ -72,16 +74,17 @@ WHERE attempt.seq = attempt_end.seq AND lease_state < 3
 -- name: touch_execution_many
 -- The same for many, given as arrays.
 UPDATE longwatch_executions AS changed SET revision = given.revision, changes = changes + 1, known_nodes = given.known_nodes,
-    settled_nodes = given.settled_nodes, done = given.done, updated_at = :wall_now
-FROM unnest(:execution::int8[], :revision::int8[], :known_nodes::int4[], :settled_nodes::int4[], :done::int2[])
-    AS given (execution, revision, known_nodes, settled_nodes, done)
+    settled_nodes = given.settled_nodes, state = given.state, settled_at = CASE WHEN given.state > 0 THEN :wall_now END, updated_at = :wall_now
+FROM unnest(:execution::int8[], :revision::int8[], :known_nodes::int4[], :settled_nodes::int4[], :state::int2[])
+    AS given (execution, revision, known_nodes, settled_nodes, state)
 WHERE changed.execution = given.execution
 
 -- name: update_progress_many
 -- The same for many, given as arrays.
-UPDATE longwatch_executions AS changed SET known_nodes = given.known_nodes, settled_nodes = given.settled_nodes, done = given.done
-FROM unnest(:execution::int8[], :revision::int8[], :known_nodes::int4[], :settled_nodes::int4[], :done::int2[])
-    AS given (execution, revision, known_nodes, settled_nodes, done)
+UPDATE longwatch_executions AS changed SET known_nodes = given.known_nodes, settled_nodes = given.settled_nodes, state = given.state,
+    settled_at = CASE WHEN given.state = 0 THEN NULL WHEN changed.state = given.state THEN settled_at ELSE :wall_now END
+FROM unnest(:execution::int8[], :revision::int8[], :known_nodes::int4[], :settled_nodes::int4[], :state::int2[])
+    AS given (execution, revision, known_nodes, settled_nodes, state)
 WHERE changed.execution = given.execution AND changed.revision = given.revision
 
 -- name: row_ids

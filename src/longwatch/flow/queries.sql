@@ -15,8 +15,10 @@ SELECT queue, node, max_running FROM longwatch_graph_queues WHERE graph = :graph
 
 -- name: insert_execution
 -- Insert an execution, unless one with its key exists.
-INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, known_nodes, settled_nodes, done, created_at, updated_at)
-VALUES (:id, :graph, :version, :key, :revision, :known_nodes, :settled_nodes, :done, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
+INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, known_nodes, settled_nodes, state, metadata,
+    settled_at, created_at, updated_at)
+VALUES (:id, :graph, :version, :key, :revision, :known_nodes, :settled_nodes, :state, :metadata,
+    CASE WHEN :state > 0 THEN :wall_now END, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
 
 -- name: execution_by_key
 -- Find an execution by its key.
@@ -39,7 +41,7 @@ SELECT id, graph, version, revision, cancelled, created_at, updated_at, executio
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 2),
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
-    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), done
+    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), state
 FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.execution < :before ORDER BY e.execution DESC LIMIT :limit
 
 -- name: attempts_of_execution
@@ -64,21 +66,24 @@ WHERE seq = :seq AND lease_state < 3
 -- Write the state of a node.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
-    changed_at)
+    paused, changed_at)
 VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :attempted_with, :failed_attempts, :crashes, :failed, :error, :term, :lost,
-    :traceback, :wall_now)
+    :traceback, :paused, :wall_now)
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, lost = excluded.lost, traceback = excluded.traceback,
-    changed_at = excluded.changed_at
+    paused = excluded.paused, changed_at = excluded.changed_at
 
 -- name: insert_attempt
 -- Insert an attempt into its queue, ready at once or after a delay.
 INSERT INTO longwatch_computations
     (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
-    max_attempts, created_at)
-VALUES (:queue, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, {execution}, :node,
-    :attempt, :term, :crashes, :lost, :failures, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
+    max_attempts, due_at, created_at)
+VALUES (:queue, CASE WHEN CAST(:due_at AS double precision) IS NULL AND :delay <= 0 THEN 0 ELSE 1 END,
+    CASE WHEN CAST(:due_at AS double precision) > :wall_now + :delay THEN CAST(:due_at AS double precision)
+        WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END,
+    {execution}, :node, :attempt, :term, :crashes, :lost, :failures, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts,
+    CAST(:due_at AS double precision), :wall_now)
 
 -- name: insert_leased_attempt
 -- Insert an attempt that is leased at once; also return whether its owner is registered.
@@ -95,11 +100,12 @@ RETURNING seq, owner, term, execution, node,
 -- name: touch_execution
 -- Update the row of a changed execution.
 UPDATE longwatch_executions SET revision = :revision, changes = changes + 1, known_nodes = :known_nodes, settled_nodes = :settled_nodes,
-    done = :done, updated_at = :wall_now WHERE execution = :execution
+    state = :state, settled_at = CASE WHEN :state > 0 THEN :wall_now END, updated_at = :wall_now WHERE execution = :execution
 
 -- name: update_progress
 -- Update the progress of an execution that a propagation left unchanged.
-UPDATE longwatch_executions SET known_nodes = :known_nodes, settled_nodes = :settled_nodes, done = :done
+UPDATE longwatch_executions SET known_nodes = :known_nodes, settled_nodes = :settled_nodes, state = :state,
+    settled_at = CASE WHEN :state = 0 THEN NULL WHEN state = :state THEN settled_at ELSE :wall_now END
 WHERE execution = :execution AND revision = :revision
 
 -- name: cancel_execution

@@ -2,19 +2,19 @@
 
 -- name: executions
 -- Executions by their numbers.
-SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, done FROM longwatch_executions
+SELECT execution, id, revision, changes, cancelled, graph, version, known_nodes, settled_nodes, state FROM longwatch_executions
 WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: values
 -- The state of all nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback
+SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback, paused
 FROM longwatch_values
 WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: open_attempts
 -- The open attempts of executions.
-SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, heartbeat_timeout, abandon_after, max_attempts, owner
-FROM longwatch_computations WHERE lease_state < 3 AND execution IN (SELECT value FROM json_each(:executions))
+SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, heartbeat_timeout, abandon_after, max_attempts, owner, due_at
+FROM longwatch_computations WHERE lease_state < 3 AND element IS NULL AND execution IN (SELECT value FROM json_each(:executions))
 
 -- name: valid_claims
 -- Those of these claims that still hold, with whether they are past their deadline and whether a heartbeat is missed.

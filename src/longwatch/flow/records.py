@@ -11,18 +11,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from longwatch.flow.execution_state import (
+from longwatch.flow.attempt import (
     Attempt,
     AttemptEnd,
     AttemptEndCause,
     AttemptSpec,
     AttemptState,
-    ExecutionState,
-    GraphId,
     NewAttempt,
-    NodeRecord,
-    Progress,
 )
+from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId, Progress
+from longwatch.flow.node_record import NodeRecord
 from longwatch.store.blame import IS_SUSPECT_SQL
 from longwatch.store.claims import Claim, LeaseSql, claim_parameters
 from longwatch.store.database import Parameters, Row, Transaction
@@ -215,6 +213,7 @@ class Records:
             "id": state.id,
             "key": key,
             "revision": state.revision,
+            "metadata": state.metadata,
             **_progress_row(state),
         }
         if (
@@ -355,7 +354,7 @@ def _build_executions(
             revision=revision,
             cancelled=bool(cancelled),
             changes=changes,
-            progress=Progress(known_nodes, settled_nodes, bool(done)),
+            progress=Progress(known_nodes, settled_nodes, ExecutionStatus(status)),
         )
         for (
             number,
@@ -367,7 +366,7 @@ def _build_executions(
             version,
             known_nodes,
             settled_nodes,
-            done,
+            status,
         ) in found
     }
     for number, node, *record in values:
@@ -386,23 +385,17 @@ def _valid_claims(rows: Iterable[Row]) -> dict[Claim, ValidClaim]:
 
 
 def _node_record(row: Sequence[Any]) -> NodeRecord:
-    is_set, value, revision, computed_with, tried_with, spent, crashes, failed, *others = row
-    return NodeRecord(
-        bool(is_set),
-        value,
-        revision,
-        computed_with,
-        tried_with,
-        spent,
-        crashes,
-        bool(failed),
-        *others,
-    )
+    record = NodeRecord(*row)
+    record.is_set, record.failed = bool(record.is_set), bool(record.failed)
+    record.paused = bool(record.paused)
+    return record
 
 
 def _attempt(row: Sequence[Any]) -> Attempt:
-    seq, node, lease_state, computed_with, number, term, *spec, owner = row
-    return Attempt(seq, node, lease_state, computed_with, number, AttemptSpec(*spec), term, owner)
+    seq, node, lease_state, computed_with, number, term, *spec, owner, due_at = row
+    return Attempt(
+        seq, node, lease_state, computed_with, number, AttemptSpec(*spec), term, owner, due_at
+    )
 
 
 def _value_row(state: ExecutionState, node: str) -> dict[str, object]:
@@ -422,6 +415,7 @@ def _value_row(state: ExecutionState, node: str) -> dict[str, object]:
         "term": record.term,
         "lost": record.lost,
         "traceback": record.traceback,
+        "paused": int(record.paused),
     }
 
 
@@ -442,6 +436,7 @@ def attempt_row(state: ExecutionState, new_attempt: NewAttempt) -> dict[str, obj
         "heartbeat_timeout": new_attempt.spec.heartbeat_timeout,
         "abandon_after": float(new_attempt.spec.abandon_after),
         "max_attempts": new_attempt.spec.max_attempts,
+        "due_at": new_attempt.due_at,
     }
 
 
@@ -457,7 +452,7 @@ def _progress_row(state: ExecutionState) -> dict[str, object]:
     return {
         "known_nodes": state.progress.known_nodes,
         "settled_nodes": state.progress.settled_nodes,
-        "done": int(state.progress.is_done),
+        "state": int(state.progress.status),
     }
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UnknownGraphError, UsageError
-from longwatch.flow.execution_state import GraphId
+from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
+from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records
 from longwatch.store.database import Database, Transaction
 
@@ -50,10 +52,18 @@ class Registry:
     the same result.
     """
 
-    def __init__(self, database: Database, records: Records, graphs: Iterable[Graph] = ()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        records: Records,
+        graphs: Iterable[Graph] = (),
+        *,
+        clock: Clock | None = None,
+    ) -> None:
         self.graphs: dict[GraphId, Graph] = {}
         self._database = database
         self._records = records
+        self._clock = clock or SystemClock()
         if isinstance(graphs, Graph):
             raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
         self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
@@ -72,6 +82,14 @@ class Registry:
             }
             self._cached = (os.getpid(), self._database.generation), found
         return self._cached[1]
+
+    def propagate(self, tx: Transaction, state: ExecutionState) -> None:  # noqa: ARG002 - for elements of maps
+        """Open, cancel and clear what follows from a change of an execution, in the transaction
+        that has locked it. Leaves an execution of an unknown graph as it is.
+        """
+        registered = self.registered().get(state.graph_id)
+        if registered is not None:
+            propagate(registered.graph, state, registered.queue_by_node, now=self._clock.wall())
 
     def refresh(self) -> None:
         """Read the queues again: another process may have given a node a queue of its own, or

@@ -18,19 +18,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
+from longwatch.flow.attempt import Attempt, AttemptEndCause
 from longwatch.flow.eager_lease.execution_cache import (
     ExecutionCache,
     LeasedAttempts,
     require_own_ends,
 )
-from longwatch.flow.execution_state import (
-    Attempt,
-    AttemptEndCause,
-    ExecutionState,
-    GiveUpReason,
-    GraphId,
-)
-from longwatch.flow.propagation import propagate
+from longwatch.flow.execution_state import ExecutionState, GraphId
+from longwatch.flow.node_record import GiveUpReason
 from longwatch.flow.records import (
     AttemptTaker,
     LoadedClaims,
@@ -136,7 +131,7 @@ class AttemptSettler:
             _apply(settlements[claim], state, attempt)
         written = list({state.number: state for state, _ in attempts.values()}.values())
         for state in written:
-            self._propagate(state)
+            self._registry.propagate(tx, state)
         if recalled is not None:
             require_own_ends(written, settlements)
         ready = self._records.save(tx, written, taker)
@@ -149,11 +144,6 @@ class AttemptSettler:
         if len(numbers) < len(executions):
             numbers = list(self._records.executions_of(tx, executions).values())
         return self._records.load_with_claims(tx, numbers, list(executions))
-
-    def _propagate(self, state: ExecutionState) -> None:
-        registered = self._registry.registered().get(state.graph_id)
-        if registered is not None:
-            propagate(registered.graph, state, registered.queue_by_node)
 
     def _notify(self, tx: Transaction, state: ExecutionState) -> None:
         registered = self._registry.registered().get(state.graph_id)

@@ -26,10 +26,10 @@ from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.jitter import random_fraction
+from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.attempt_blame import ReclaimedLease
-from longwatch.flow.execution_state import AttemptEndCause, ExecutionState, GraphId
+from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.lapsed_owners import LapsedOwners
-from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
 from longwatch.host.incarnation import boot_id
@@ -266,13 +266,10 @@ class FlowSweeper:
             )
 
     def _propagate(self, executions: Sequence[int]) -> int:
-        graphs = self._registry.registered()
-
         def work(tx: Transaction) -> int:
             loaded, _ = self._records.load_unlocked(tx, executions)
             for state in loaded.values():
-                registered = graphs[state.graph_id]
-                propagate(registered.graph, state, registered.queue_by_node)
+                self._registry.propagate(tx, state)
             notify_workers(tx, self._records.save(tx, loaded.values()))
             return sum(state.has_changes for state in loaded.values())
 

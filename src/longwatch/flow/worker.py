@@ -20,7 +20,7 @@ from longwatch.flow.attempt_watchdog import AttemptWatchdog
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.graph import Graph
 from longwatch.flow.isolated.process_runner import ProcessRunner
-from longwatch.flow.nodes import is_finite_number, is_positive_int
+from longwatch.flow.node_options import is_finite_number, is_positive_int
 from longwatch.flow.records import cancel_channel
 from longwatch.flow.sweeper import SWEEP_INTERVAL
 from longwatch.host.background_thread import BackgroundThread

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from longwatch.flow.execution_state import Attempt, ExecutionState
+from longwatch.flow.attempt import Attempt
+from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.records import LoadedClaims, LoadedExecutions, Records, ValidClaim
 from longwatch.store.claims import Claim
 from longwatch.store.database import Database, PreconditionFailedError, Transaction

@@ -14,6 +14,7 @@ from longwatch.core.clock import Clock
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, Settlement
 from longwatch.engine.reservations import Reservation
 from longwatch.errors import StoreError
+from longwatch.flow.attempt import LEASED, Attempt, NewAttempt
 from longwatch.flow.claimer import (
     AttemptClaimer,
     ClaimedAttempt,
@@ -22,13 +23,7 @@ from longwatch.flow.claimer import (
     unselected_graphs,
 )
 from longwatch.flow.eager_lease.execution_cache import write_recalling
-from longwatch.flow.execution_state import (
-    LEASED,
-    Attempt,
-    ExecutionState,
-    GraphId,
-    NewAttempt,
-)
+from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.records import OpenedAttempt, attempt_row, notify_workers
 from longwatch.flow.registry import GraphQueue
 from longwatch.flow.settler import AttemptSettler, SettledAttempts

@@ -46,8 +46,8 @@ from longwatch.errors import (
     Release,
     SpawnError,
 )
+from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.context import FlowContext
-from longwatch.flow.execution_state import AttemptEndCause
 from longwatch.flow.isolated.child import import_function
 from longwatch.flow.isolated.child_run import ChildRun, ChildSpec
 from longwatch.flow.isolated.frames import INPUTS, PATH, REQUEST, RESULT, encode_frame
