@@ -1,7 +1,8 @@
 """The channel from a worker process to the parent that renews its leases: JSON datagrams to a
 socket.
 
-It has one direction. The parent sends to a child through the child's beat page or as a signal.
+It has one direction. The parent sends to a child through the child's beat page or as a signal. A
+long datagram is compressed: the metrics of hundreds of loops or nodes repeat the same names.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import MutableMapping
+import zlib
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 from longwatch.errors import TryAgainError
 from longwatch.host.incarnation import Incarnation
@@ -23,6 +25,8 @@ PARENT_INCARNATION_VARIABLE = "LONGWATCH_PARENT_INCARNATION"
 SUSPECTS_VARIABLE = "LONGWATCH_SUSPECTS"
 """The variable that makes a worker process run suspects (`store.blame`), and no other rows."""
 MAX_DATAGRAM_BYTES = 128 * 1024
+_COMPRESSED_FROM = 16 * 1024
+"""Bytes from which on a datagram is compressed."""
 _SEND_TIMEOUT = 5.0
 """Seconds that `send` may take."""
 
@@ -78,8 +82,21 @@ class ParentChannel:
             self.send("finished")
 
     def _send(self, about: str, facts: dict[str, object], *, timeout: float) -> None:
-        data = json.dumps({"about": about, "pid": os.getpid(), **facts}).encode()
+        data = encode_datagram({"about": about, "pid": os.getpid(), **facts})
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_DATAGRAM_BYTES)
             sock.settimeout(timeout)
             sock.sendto(data, self.address)
+
+
+def encode_datagram(message: Mapping[str, object]) -> bytes:
+    data = json.dumps(message).encode()
+    return data if len(data) < _COMPRESSED_FROM else zlib.compress(data, level=1)
+
+
+def decode_datagram(data: bytes) -> Mapping[str, Any]:
+    """The message of a datagram. Raises ValueError or zlib.error for anything else."""
+    decoded: Mapping[str, Any] = json.loads(
+        data if data.startswith(b"{") else zlib.decompress(data)
+    )
+    return decoded

@@ -12,7 +12,6 @@ accepted twice, and none is between the two when `accept_arrived` returns.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import socket
@@ -25,7 +24,7 @@ from typing import Any
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.host.background_thread import BackgroundThread
-from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES
+from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES, decode_datagram
 
 Handling = Callable[[], None]
 Accept = Callable[[Mapping[str, Any]], Handling | None]
@@ -57,7 +56,7 @@ class WorkerChannel:
             while not self._is_closing:
                 data = self._socket.recv(MAX_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
                 with suppress(Exception):  # a report that cannot be parsed
-                    self._handlings.put(self._accept(json.loads(data)) or _do_nothing)
+                    self._handlings.put(self._accept(decode_datagram(data)) or _do_nothing)
 
     def close(self, clock: Clock, deadline: Deadline) -> None:
         self._is_closing = True
