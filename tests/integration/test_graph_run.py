@@ -11,7 +11,7 @@ import pytest
 
 from flow_stores import KINDS, opened_store
 from longwatch.core.backoff import BackoffPolicy
-from longwatch.core.events.flow import AttemptAbandoned
+from longwatch.core.events.flow import AttemptAbandoned, AttemptsEnded, FlowSweepFinished
 from longwatch.errors import ComputationFailedError, NotSetError, PermanentError, UsageError
 from longwatch.flow import Execution, FlowContext, Graph
 from longwatch.testing import GraphRun, Step, check_graph, run_graph
@@ -334,7 +334,9 @@ class TestCrashes:
             assert [2] == after
             assert [("abandoned", "crash"), ("success", "done")] == attempt_states(execution)
             assert [] == [
-                event for event in run.observer.events if not isinstance(event, AttemptAbandoned)
+                event
+                for event in run.observer.events
+                if not isinstance(event, AttemptAbandoned | AttemptsEnded | FlowSweepFinished)
             ]
 
     def test_several_in_a_row_spend_all_attempts(self) -> None:

@@ -97,7 +97,7 @@ class Settlement(NamedTuple):
     `reason`: why it is dead-lettered, from a closed list (poison, lost, failed, unanswered,
     expired, undecodable, permanent); `failed` and `unanswered` count as one failure more. `error`:
     type and text of the exception. `traceback`: masked and bounded. `result`: the result of the
-    work, for a source that keeps it.
+    work, for a source that keeps it. `seconds`: how long its code ran; None if it never began.
     """
 
     claim: Claim
@@ -107,6 +107,7 @@ class Settlement(NamedTuple):
     error: str | None = None
     result: bytes | None = None
     traceback: str | None = None
+    seconds: float | None = None
 
 
 class GivenUp(NamedTuple):

@@ -388,4 +388,5 @@ class ExchangeLoop:
         while self._reservations.delivered:
             claimed, requested_at = self._reservations.delivered.popleft()
             self._fetcher.accept_reserved(claimed, requested_at, start)
+            self._settler.stats.emit_claimed(len(claimed), held=len(self._fetcher.held))
         return has_reserved

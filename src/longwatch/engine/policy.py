@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from math import isfinite
 
 from longwatch.core.backoff import BackoffPolicy
@@ -20,6 +21,13 @@ MAX_BATCH = 500
 """The most rows settled or claimed in one exchange, so that no exchange holds the store for
 long.
 """
+
+
+class RowKind(StrEnum):
+    """What the rows of an engine are, for its events."""
+
+    MESSAGE = auto()
+    COMPUTATION = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,7 @@ class EnginePolicy:
     `selection`          which rows it claims; under a parent, separate processes run suspects
     `max_polls`          how many times it claims rows; None: no limit
     `poll_wait`          how long each of those polls may wait for a row
+    `row_kind`           what its rows are, for events
     """
 
     slots: int = 1
@@ -61,6 +70,7 @@ class EnginePolicy:
     selection: RowSelection = RowSelection.ANY
     max_polls: int | None = None
     poll_wait: float = 0.0
+    row_kind: RowKind = RowKind.MESSAGE
 
     def __post_init__(self) -> None:
         _require("slots", self.slots, 1 <= self.slots <= MAX_SLOTS, f"in 1…{MAX_SLOTS}")

@@ -90,7 +90,7 @@ class Settler:
             if finished.duration is not None:
                 self.stats.record_duration(finished.duration)
             if isinstance(finished.result, Settlement):
-                self.unsettled.append(finished.result)
+                self.unsettled.append(finished.result._replace(seconds=finished.duration))
                 self._rows[finished.result.claim] = finished.claimed
             elif finished.result is not None:
                 self.completed += finished.result.outcome is not RowOutcome.RELEASED
@@ -168,6 +168,7 @@ class SettlementStats:
 
     def __init__(self, engine_context: EngineContext) -> None:
         self._engine = engine_context.name
+        self._row_kind = str(engine_context.policy.row_kind)
         self._events = engine_context.events
         self._durations: list[float] = []
         self._settled: Counter[RowOutcome] = Counter()
@@ -192,8 +193,14 @@ class SettlementStats:
             self._settled[settlement.outcome] += is_settled
             self._refused += not is_settled
         self.emit()
-        if result.claimed:
-            self._events.emit(RowsClaimed(engine=self._engine, rows=len(result.claimed), held=held))
+        self.emit_claimed(len(result.claimed), held=held)
+
+    def emit_claimed(self, rows: int, *, held: int) -> None:
+        """Emit claimed rows, if there are any."""
+        if rows and self._events.has_observers:
+            self._events.emit(
+                RowsClaimed(engine=self._engine, rows=rows, held=held, row_kind=self._row_kind)
+            )
 
     def emit(self) -> None:
         """Emit the counts since the last call, if there are any."""
@@ -210,5 +217,6 @@ class SettlementStats:
                 dead_lettered=settled[RowOutcome.DEAD],
                 refused=refused,
                 durations=durations,
+                row_kind=self._row_kind,
             )
         )

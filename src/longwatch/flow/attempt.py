@@ -107,3 +107,4 @@ class AttemptEnd(NamedTuple):
     cause: AttemptEndCause
     error: str | None = None
     traceback: str | None = None
+    node: str = ""

@@ -153,7 +153,11 @@ class AttemptWatchdog:
         limit = running.progress_timeout if cause is AttemptEndCause.STALLED else item.abandon_after
         error = f"{_ERROR_TEXTS[cause]} {limit:g} seconds"
         ruling = running.work.forced_settlement = Settlement(
-            running.work.claimed.claim, RowOutcome.FAILED, reason=str(cause), error=error
+            running.work.claimed.claim,
+            RowOutcome.FAILED,
+            reason=str(cause),
+            error=error,
+            seconds=self._clock.monotonic() - running.work.started_at,
         )
         running.work.forced_settlement = ruling._replace(
             error=error + running.context.diagnostics()

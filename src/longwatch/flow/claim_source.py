@@ -77,11 +77,16 @@ class FlowClaimSource:
             clock=self._clock,
             events=events,
         )
+        self.emit_to(self.sweeper.events)
         self._queue_cache = QueueCache(self._clock)
         self.eager_leaser = EagerLeaser(
             database, self._claimer, self._settler, self._queue_cache, clock=self._clock
         )
         self._refresh_at = self._clock.monotonic() + _REFRESH_INTERVAL
+
+    def emit_to(self, events: Events) -> None:
+        """Emit ended attempts and sweeps to these events from now on."""
+        self.sweeper.events = self._settler.events = events
 
     # --- engine.ClaimSource ---
 

@@ -326,7 +326,9 @@ class ExecutionState:
         record.term = max(record.term, attempt.term)
         self.changed_nodes.add(attempt.node)
         self._ended_attempts.append(attempt)
-        self.attempt_ends.append(AttemptEnd(attempt.seq, state, cause, error, traceback))
+        self.attempt_ends.append(
+            AttemptEnd(attempt.seq, state, cause, error, traceback, attempt.node)
+        )
 
     def _next_revision(self) -> int:
         """The revision of all changes of this transaction."""

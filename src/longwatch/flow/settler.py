@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from longwatch.core.events.base import Events
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.flow.attempt import Attempt, AttemptEndCause
 from longwatch.flow.eager_lease.execution_cache import (
@@ -36,6 +37,7 @@ from longwatch.flow.records import (
 )
 from longwatch.flow.registry import Registry
 from longwatch.flow.waiters import Waiters
+from longwatch.flow.work_reports import emit_ends_on_commit
 from longwatch.store.blame import Blame
 from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Transaction
@@ -59,6 +61,7 @@ class AttemptSettler:
         self, records: Records, registry: Registry, claims: Claims, waiters: Waiters
     ) -> None:
         self.cache = ExecutionCache(records)
+        self.events = Events()
         self._records = records
         self._registry = registry
         self._claims = claims
@@ -135,6 +138,8 @@ class AttemptSettler:
         if recalled is not None:
             require_own_ends(written, settlements)
         ready = self._records.save(tx, written, taker)
+        seconds = {claim.seq: each.seconds for claim, each in settlements.items()}
+        emit_ends_on_commit(tx, self.events, written, seconds)
         for state in written:
             self._notify(tx, state)
         return SettledAttempts({claim: claim in attempts for claim in settlements}, written, ready)

@@ -32,6 +32,7 @@ from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.lapsed_owners import LapsedOwners
 from longwatch.flow.records import Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
+from longwatch.flow.work_reports import emit_ends_on_commit, emit_sweep, run_reported
 from longwatch.host.incarnation import boot_id
 from longwatch.store.blame import Blame
 from longwatch.store.claims import Claims
@@ -114,6 +115,9 @@ class FlowSweeper:
 
     def reclaim_from_dead_owners(self) -> int:
         """Reclaim the attempts of ended owners, and delete owners that hold none."""
+        return run_reported("dead", self._reclaim_from_dead, self.events, self._clock)
+
+    def _reclaim_from_dead(self) -> int:
         return sum(map(self._reclaim_from, self._database.read(self._sweep.dead_owners)))
 
     def _reclaim_from(self, owner: LeaseOwner) -> int:
@@ -200,6 +204,7 @@ class FlowSweeper:
                 if cause is not None and (abandonment := _abandon(found, state, cause))
             ]
             notify_workers(tx, self._records.save(tx, loaded.values()))
+            emit_ends_on_commit(tx, self.events, loaded.values())
             return len(unspent) + len(abandoned), abandoned
 
         count, abandoned = self._database.write(work)
@@ -330,9 +335,11 @@ class FlowSweeper:
         return bool(tx.rows(self._records.sql["claim_sweep"], parameters))
 
     def _record_run(self, name: str, started: float, row_count: int, error: str | None) -> None:
+        seconds = self._clock.monotonic() - started
+        emit_sweep(self.events, name, seconds, row_count, error)
         run = {
             "sweep": name,
-            "seconds": self._clock.monotonic() - started,
+            "seconds": seconds,
             "row_count": row_count,
             "error": error,
         }

@@ -123,6 +123,8 @@ class RowsClaimed(Event):
     rows: int
     held: int
     """Rows that the engine has claimed now."""
+    row_kind: str = "message"
+    """`message` or `computation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,8 @@ class RowsSettled(Event):
     """Rows among these whose lease the engine no longer had."""
     durations: tuple[float, ...]
     """Seconds that each row took, of those that were started."""
+    row_kind: str = "message"
+    """`message` or `computation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,3 +18,34 @@ class AttemptAbandoned(Event):
     node: str
     attempt: int
     cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptsEnded(Event):
+    """A transaction of a worker or a sweep ended attempts of one node, all in the same way."""
+
+    default_level: ClassVar[Level] = Level.DEBUG
+
+    graph: str
+    node: str
+    state: str
+    """`success`, `failed`, `abandoned` or `cancelled`."""
+    cause: str
+    attempts: int
+    durations: tuple[float, ...]
+    """Seconds that the code of each ran, of those whose own worker ended them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSweepFinished(Event):
+    """A sweep of a flow worker, or of its parent, has run or failed."""
+
+    default_level: ClassVar[Level] = Level.DEBUG
+
+    sweep: str
+    """`dead`, `abandoned` or `stalled`. `dead` runs twice a second, so it is emitted only if it
+    changed rows or failed.
+    """
+    seconds: float
+    rows: int
+    error: str = ""
