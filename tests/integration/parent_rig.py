@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from typing import Any
 
-from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES
+from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES, decode_datagram
 
 TIMEOUT = 30.0
 
@@ -22,8 +21,7 @@ class Parent:
         self._socket.settimeout(TIMEOUT)
 
     def receive(self) -> dict[str, Any]:
-        word: dict[str, Any] = json.loads(self._socket.recv(MAX_DATAGRAM_BYTES))
-        return word
+        return dict(decode_datagram(self._socket.recv(MAX_DATAGRAM_BYTES)))
 
     def receive_about(self, about: str) -> dict[str, Any]:
         """The next word about that; others are passed over."""
