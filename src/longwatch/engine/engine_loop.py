@@ -26,6 +26,9 @@ from longwatch.engine.source_call import SourceCall
 from longwatch.errors import ShutdownTimeoutError, StoreError, UsageError
 from longwatch.store.claims import RowSelection
 
+Gauge = tuple[str, tuple[str, ...], float]
+"""The name of a metric, its label values, and its number."""
+
 
 class EngineLoop(ABC):
     """Runs an engine over one source from `run` to `shutdown`, repeatedly. Implements
@@ -167,6 +170,12 @@ class EngineLoop(ABC):
     def check_store(self) -> None:
         """Make a small query to the store. Raises its error."""
         self._source.next_due()
+
+    def store_gauges(self) -> list[Gauge]:
+        """Read the gauges of everything of its kind in its store, so that one loop of several is
+        enough. Blocks on the store, and raises its error.
+        """
+        return []
 
     @property
     def has_reached_store(self) -> bool:

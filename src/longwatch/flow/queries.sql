@@ -116,6 +116,25 @@ UPDATE longwatch_executions SET cancelled = 1, changes = changes + 1 WHERE execu
 -- Count the running attempts of a queue.
 SELECT count(*) FROM longwatch_computations WHERE queue = :queue AND lease_state = 2
 
+-- name: backlog
+-- By graph: the attempts that could be claimed now, those that are due later, those that are leased, and the ages of the oldest free
+-- attempt and of the oldest delayed one that is due. Each part reads a partial index; ended attempts are not read.
+SELECT graph, sum(free + due), sum(delayed), sum(coalesce(running, 0)), max(oldest_free), max(oldest_due)
+FROM (
+    SELECT q.queue, graph,
+        (SELECT count(*) FROM longwatch_computations AS c WHERE c.queue = q.queue AND lease_state = 0) AS free,
+        (SELECT count(*) FROM longwatch_computations AS c WHERE c.queue = q.queue AND lease_state = 1 AND ready_at <= :wall_now) AS due,
+        (SELECT count(*) FROM longwatch_computations AS c WHERE c.queue = q.queue AND lease_state = 1 AND ready_at > :wall_now) AS delayed,
+        (SELECT :wall_now - CASE WHEN ready_at > created_at THEN ready_at ELSE created_at END FROM longwatch_computations AS c
+            WHERE c.queue = q.queue AND lease_state = 0 ORDER BY seq LIMIT 1) AS oldest_free,
+        (SELECT :wall_now - min(ready_at) FROM longwatch_computations AS c
+            WHERE c.queue = q.queue AND lease_state = 1 AND ready_at <= :wall_now) AS oldest_due
+    FROM longwatch_graph_queues AS q
+) AS waiting
+LEFT JOIN (SELECT queue, count(*) AS running FROM longwatch_computations WHERE lease_state = 2 GROUP BY queue) AS leased
+    ON leased.queue = waiting.queue
+GROUP BY graph
+
 -- name: sweep_position
 -- Where the next run of a sweep continues.
 SELECT position FROM longwatch_sweeps WHERE sweep = :sweep

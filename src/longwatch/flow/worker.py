@@ -12,11 +12,18 @@ from longwatch.core.clock import Wakeup
 from longwatch.core.events.base import Events
 from longwatch.core.lease import LeasePolicy
 from longwatch.engine.engine import Engine
-from longwatch.engine.engine_loop import EngineLoop
-from longwatch.engine.policy import MAX_SLOTS, EngineContext, EngineEnvironment, EnginePolicy
+from longwatch.engine.engine_loop import EngineLoop, Gauge
+from longwatch.engine.policy import (
+    MAX_SLOTS,
+    EngineContext,
+    EngineEnvironment,
+    EnginePolicy,
+    RowKind,
+)
 from longwatch.errors import UsageError
 from longwatch.flow.attempt_runner import AttemptRunner
 from longwatch.flow.attempt_watchdog import AttemptWatchdog
+from longwatch.flow.backlog import backlog_gauges, read_backlog
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.graph import Graph
 from longwatch.flow.isolated.process_runner import ProcessRunner
@@ -115,12 +122,17 @@ class FlowWorker(EngineLoop):
     def store_identity(self) -> object:
         return self.flow.database.identity
 
+    def store_gauges(self) -> list[Gauge]:
+        """Read the backlog of all graphs of the store, in one query. Blocks on the store."""
+        found = read_backlog(self.flow.database, self.flow.records)
+        return list(chain.from_iterable(map(backlog_gauges, found)))
+
     def _make_runner(self, environment: EngineEnvironment) -> AttemptRunner:
         policy = EnginePolicy()
         engine_context = EngineContext(
             environment.name, policy, self.clock, environment.events, self.heartbeat
         )
-        self._claim_source.sweeper.events = environment.events
+        self._claim_source.emit_to(environment.events)
         watchdog = self._watchdog = AttemptWatchdog(self._claim_source.settle, engine_context)
         self._process_runner = ProcessRunner(
             clock=self.clock, events=environment.events, time_left=self._time_left
@@ -137,6 +149,7 @@ class FlowWorker(EngineLoop):
             max_polls=max_polls,
             poll_wait=wait,
             max_prefetch=_MAX_PREFETCH_PER_SLOT * self.concurrency,
+            row_kind=RowKind.COMPUTATION,
         )
 
     def _lease(self) -> LeasePolicy:
