@@ -11,15 +11,14 @@ from longwatch.core.clock import Clock
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import LoopDegraded, LoopRecovered
 from longwatch.core.health import Aspect, Health, HealthCheck, HealthReason, HealthReport
-from longwatch.engine.engine_loop import EngineLoop
+from longwatch.engine.engine_loop import EngineLoop, Gauge
 from longwatch.errors import MailboxError, StoreError
 from longwatch.host.watchdog import BeatAge
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.records import MailboxStats
 from longwatch.runtime.loop_runner import LoopRunner
+from longwatch.runtime.store_gauges import StoreGauges
 
-Gauge = tuple[str, tuple[str, ...], float]
-"""The name of a metric, its label values, and its number."""
 _READINESS = frozenset({Aspect.READY})
 
 
@@ -44,6 +43,7 @@ class GroupHealth:
         self._not_live_after = not_live_after
         self._events = events
         self._degraded: set[str] = set()
+        self._store_gauges = StoreGauges(self._loops_with_store, clock)
         self._quick_health = Health((check for check in self.checks() if check.quick), clock)
 
     def checks(self) -> Iterator[HealthCheck]:
@@ -89,7 +89,12 @@ class GroupHealth:
         self._degraded = set(stale)
 
     def gauges(self) -> list[Gauge]:
-        """The gauges that need no store."""
+        """The gauges that a parent cannot read itself: the state of the loops, and the last sample
+        of their stores. Does not wait for a store.
+        """
+        return [*self._loop_gauges(), *self._store_gauges.latest()]
+
+    def _loop_gauges(self) -> list[Gauge]:
         found: list[Gauge] = []
         for runner in self.runners:
             age = runner.elapsed()
@@ -100,10 +105,13 @@ class GroupHealth:
         return found
 
     def all_gauges(self) -> list[Gauge]:
-        """All gauges: also whether everything is ready, and the state of the mailboxes."""
+        """All gauges: also whether everything is ready, and the state of mailboxes and graphs.
+        Blocks on their stores.
+        """
         found: list[Gauge] = [
             ("longwatch_health_ready", (), float(self.readiness().ok)),
-            *self.gauges(),
+            *self._loop_gauges(),
+            *self._store_gauges.read(),
         ]
         for mailbox in self._mailboxes():
             with suppress(MailboxError, StoreError):  # a store that does not answer has no gauges
@@ -144,6 +152,11 @@ class GroupHealth:
         """The mailboxes that the loops claim from."""
         found = (getattr(runner.loop, "requests", None) for runner in self.runners)
         return [requests for requests in found if isinstance(requests, Mailbox)]
+
+    def _loops_with_store(self) -> list[EngineLoop]:
+        """The loops that have reached their store in this run."""
+        found = (runner.loop for runner in self.runners if runner.is_running)
+        return [loop for loop in found if isinstance(loop, EngineLoop) and loop.has_reached_store]
 
     def _loop_per_store(self) -> list[EngineLoop]:
         """One loop for each store."""
