@@ -28,7 +28,7 @@ from polling import eventually
 from postgres_server import shared_server
 from run_process import TIMEOUT, clean_environment, start_process
 from up_process import start_up, unused_port
-from worker_process import WorkerProcess, migrate, most_down
+from worker_process import WorkerProcess, migrate, most_down, parse_metrics
 
 APP = Path(flow_app.__file__)
 TARGET = "flow_app:flow"
@@ -901,6 +901,45 @@ def test_flows_and_mailboxes_of_one_process_are_kept_and_measured_side_by_side(
         (place.cwd / "go").touch()
         assert 1 == started.get("pages", timeout=TIMEOUT)
         run.stop_cleanly()
+
+
+def test_metrics_of_two_processes_are_one_backlog_and_counters_that_outlive_each(
+    place: FlowDirectory,
+) -> None:
+    def attempts(run: WorkerProcess, **labels: str) -> float | None:
+        return run.metric("longwatch_flow_attempts_total", graph="jobs", node="pages", **labels)
+
+    def backlog(run: WorkerProcess) -> list[float | None]:
+        names = ("ready", "running", "delayed")
+        return [run.metric(f"longwatch_flow_{name}", graph="jobs") for name in names]
+
+    with flow_worker(place, "--processes", "2", "--concurrency", "1") as run:
+        run.joined_pids("flow-1", "flow-2")
+        first = [place.start(id=name, until="go") for name in ("a", "b", "c")]
+        assert eventually(lambda: [1, 2, 0] == backlog(run)), "what both see counts once"
+        assert eventually(
+            lambda: (run.metric("longwatch_flow_oldest_ready_seconds", graph="jobs") or 0) > 0
+        )
+        (place.cwd / "go").touch()
+        assert [1, 1, 1] == [each.get("pages", timeout=TIMEOUT) for each in first]
+        assert eventually(lambda: attempts(run, state="success", cause="done") == 3)
+        killed = place.start(id="d", until="go-on")
+        os.kill(run.notes.wait_for("begin", "d").pid, signal.SIGKILL)
+        assert eventually(lambda: attempts(run, state="abandoned", cause="crash") == 1)
+        assert 3 == attempts(run, state="success", cause="done")
+        (place.cwd / "go-on").touch()
+        assert 1 == killed.get("pages", timeout=TIMEOUT)
+        assert eventually(lambda: attempts(run, state="success", cause="done") == 4)
+        assert eventually(lambda: [0, 0, 0] == backlog(run))
+        found = parse_metrics(run.get("/metrics").body)
+        run.stop_cleanly()
+    names = {name for name, _ in found}
+    assert [] == [
+        name for name in names if "mailbox" in name or name.startswith("longwatch_handle")
+    ]
+    duration = ("longwatch_flow_attempt_seconds_count", (("graph", "jobs"), ("node", "pages")))
+    assert 4 == found[duration]
+    assert {"longwatch_flow_sweep_seconds_count", "longwatch_flow_sweep_rows_total"} <= names
 
 
 def test_up_keeps_a_worker_whose_target_is_a_flow(place: FlowDirectory) -> None:

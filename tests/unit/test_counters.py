@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ from longwatch.core.events.engine import (
     RowsClaimed,
     RowsSettled,
 )
+from longwatch.core.events.flow import AttemptsEnded, FlowSweepFinished
 from longwatch.core.events.programs import (
     CircuitBreakerTripped,
     HealthCheckFailed,
@@ -28,19 +29,35 @@ from longwatch.core.events.programs import (
 from longwatch.core.events.runtime import LoopCrashed, LoopStalled, LoopStarted, ReplyFailed
 from longwatch.core.events.workers import WorkerStalled
 from longwatch.observe.counters import EventCounters
-from longwatch.observe.metric_families import FAMILIES, HANDLE_BUCKETS, MetricKind
+from longwatch.observe.metric_families import ATTEMPT_BUCKETS, FAMILIES, HANDLE_BUCKETS, MetricKind
 from longwatch.supervisor.probes import ProbeKind
 from longwatch.workers.worker_record import WorkerRecord
 
 DURATION = "longwatch_handle_duration_seconds"
 
 
-def settled(*lasted: float, **counts: int) -> RowsSettled:
-    return RowsSettled(
-        engine="mail",
-        durations=lasted,
-        **{"done": 0, "failed": 0, "released": 0, "dead_lettered": 0, "refused": 0, **counts},
+NONE_SETTLED = RowsSettled(
+    engine="mail", done=0, failed=0, released=0, dead_lettered=0, refused=0, durations=()
+)
+
+
+def settled(*lasted: float, **counts: Any) -> RowsSettled:
+    return replace(NONE_SETTLED, durations=lasted, **counts)
+
+
+def of_flow(event: RowsClaimed | RowsSettled) -> Event:
+    """The same event about attempts to compute a node."""
+    return replace(event, row_kind="computation")
+
+
+def ended(*lasted: float, state: str = "success", cause: str = "done") -> AttemptsEnded:
+    return AttemptsEnded(
+        graph="scrape", node="pages", state=state, cause=cause, attempts=2, durations=lasted
     )
+
+
+def swept(*, rows: int = 0, error: str = "") -> FlowSweepFinished:
+    return FlowSweepFinished(sweep="stalled", seconds=0.2, rows=rows, error=error)
 
 
 def of(*events: Event) -> dict[tuple[str, tuple[str, ...]], float | list[float]]:
@@ -82,6 +99,18 @@ RULES: list[tuple[Event, dict[str, float]]] = [
         settled(done=1, failed=2, refused=1),
         {"mailbox_acked{mail}": 1, "mailbox_nacked{mail}": 2, "mailbox_stale_settlements{mail}": 1},
     ),
+    (of_flow(RowsClaimed(engine="nodes", rows=3, held=3)), {"flow_claimed{nodes}": 3}),
+    (of_flow(settled(done=4, failed=3, dead_lettered=2)), {}),
+    (of_flow(settled(released=5)), {"flow_released{mail}": 5}),
+    (of_flow(settled(refused=6)), {"flow_stale_settlements{mail}": 6}),
+    (ended(), {"flow_attempts{scrape,pages,success,done}": 2}),
+    (
+        ended(state="abandoned", cause="deadline"),
+        {"flow_attempts{scrape,pages,abandoned,deadline}": 2},
+    ),
+    (swept(rows=7), {"flow_sweep_rows{stalled}": 7}),
+    (swept(error="StoreError: gone"), {"flow_sweep_errors{stalled}": 1}),
+    (swept(), {}),
     (LeasesRenewed(engine="mail", rows=9), {"leases_renewed{mail}": 9}),
     (
         LeaseLost(engine="mail", message_ids=("1", "2"), reason="stale"),
@@ -145,11 +174,12 @@ def test_an_event_adds_to_its_counters_and_to_no_others(
 def test_every_counter_of_the_catalogue_is_counted_by_some_event() -> None:
     """One that nobody counts is a promise that /metrics does not keep."""
     known = {name for name, family in FAMILIES.items() if family.kind is MetricKind.COUNTER}
-    assert known == {name for name, _ in of(*(event for event, _ in RULES))}
+    found = of(*(event for event, _ in RULES))
+    assert known == {name for (name, _), value in found.items() if not isinstance(value, list)}
 
 
 def test_what_is_counted_has_the_labels_that_the_catalogue_says() -> None:
-    found = of(*(event for event, _ in RULES), settled(0.1, done=1))
+    found = of(*(event for event, _ in RULES), settled(0.1, done=1), ended(0.1, 0.2))
     assert {name: len(FAMILIES[name].labels) for name, _ in found} == {
         name: len(labels) for name, labels in found
     }
@@ -194,6 +224,27 @@ def test_durations_of_several_exchanges_add_up() -> None:
 
 def test_rows_that_were_never_begun_have_no_duration() -> None:
     assert [] == [name for name, _ in of(settled(released=3)) if name == DURATION]
+
+
+def test_attempts_have_durations_of_their_own_and_none_among_those_of_messages() -> None:
+    found = of(of_flow(settled(0.5, done=1)), ended(0.05, 20_000.0))
+    *buckets, total = found.pop(("longwatch_flow_attempt_seconds", ("scrape", "pages")))  # type: ignore[misc]
+    assert {1: 1.0, len(ATTEMPT_BUCKETS) - 1: 1.0} == {
+        number: value for number, value in enumerate(buckets) if value
+    }
+    assert 20_000.05 == total
+    assert [] == [name for name, _ in found if name.endswith("_seconds")]
+
+
+def test_attempts_that_a_sweep_ended_have_no_duration() -> None:
+    found = of(ended(state="abandoned", cause="crash"))
+    assert ["longwatch_flow_attempts_total"] == [name for name, _ in found]
+
+
+def test_the_duration_of_a_sweep_counts_whether_it_changed_rows_failed_or_neither() -> None:
+    found = of(swept(), swept(rows=2), swept(error="no"))
+    *buckets, total = found["longwatch_flow_sweep_seconds", ("stalled",)]  # type: ignore[misc]
+    assert (3, pytest.approx(0.6)) == (sum(buckets), total)
 
 
 # --- as values ---

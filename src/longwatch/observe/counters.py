@@ -19,6 +19,7 @@ from longwatch.core.events.engine import (
     RowsClaimed,
     RowsSettled,
 )
+from longwatch.core.events.flow import AttemptsEnded, FlowSweepFinished
 from longwatch.core.events.programs import (
     CircuitBreakerTripped,
     HealthCheckFailed,
@@ -27,10 +28,12 @@ from longwatch.core.events.programs import (
 )
 from longwatch.core.events.runtime import LoopCrashed, LoopStalled, ReplyFailed
 from longwatch.core.events.workers import WorkerStalled
-from longwatch.observe.metric_families import FAMILIES, HANDLE_BUCKETS, GaugeMerge, MetricKind
+from longwatch.observe.metric_families import FAMILIES, GaugeMerge, MetricKind
 
 SeriesKey = tuple[str, tuple[str, ...]]
 """A metric's name, and the values of its labels."""
+_COMPUTATION = "computation"
+"""The kind of rows that are attempts to compute a node."""
 
 
 class MetricSample(NamedTuple):
@@ -48,16 +51,32 @@ def counter_increments(event: Event) -> Iterable[tuple[SeriesKey, float]]:
 
 
 def _settlement_increments(event: RowsSettled) -> Iterable[tuple[SeriesKey, float]]:
-    loop = (event.engine,)
+    """The counters of settled rows. `AttemptsEnded` counts computations that have ended."""
     counts = {
-        "acked": event.done,
-        "nacked": event.failed,
-        "released": event.released,
-        "dead_lettered": event.dead_lettered,
-        "stale_settlements": event.refused,
+        "mailbox_acked": event.done,
+        "mailbox_nacked": event.failed,
+        "mailbox_released": event.released,
+        "mailbox_dead_lettered": event.dead_lettered,
+        "mailbox_stale_settlements": event.refused,
     }
+    if event.row_kind == _COMPUTATION:
+        counts = {"flow_released": event.released, "flow_stale_settlements": event.refused}
     return [
-        ((f"longwatch_mailbox_{name}_total", loop), number)
+        ((f"longwatch_{name}_total", (event.engine,)), number)
+        for name, number in counts.items()
+        if number
+    ]
+
+
+def _claim_increments(event: RowsClaimed) -> Iterable[tuple[SeriesKey, float]]:
+    name = "flow_claimed" if event.row_kind == _COMPUTATION else "mailbox_received"
+    return [((f"longwatch_{name}_total", (event.engine,)), event.rows)]
+
+
+def _sweep_increments(event: FlowSweepFinished) -> Iterable[tuple[SeriesKey, float]]:
+    counts = {"rows": event.rows, "errors": int(bool(event.error))}
+    return [
+        ((f"longwatch_flow_sweep_{name}_total", (event.sweep,)), number)
         for name, number in counts.items()
         if number
     ]
@@ -74,9 +93,17 @@ def _increment_by_one(
 
 _RULES: dict[type[Event], Callable[[Any], Iterable[tuple[SeriesKey, float]]]] = {
     RowsSettled: _settlement_increments,
-    RowsClaimed: lambda event: [
-        (("longwatch_mailbox_received_total", (event.engine,)), event.rows)
+    RowsClaimed: _claim_increments,
+    AttemptsEnded: lambda event: [
+        (
+            (
+                "longwatch_flow_attempts_total",
+                (event.graph, event.node, event.state, event.cause),
+            ),
+            event.attempts,
+        )
     ],
+    FlowSweepFinished: _sweep_increments,
     LeasesRenewed: lambda event: [
         (("longwatch_leases_renewed_total", (event.engine,)), event.rows)
     ],
@@ -98,7 +125,17 @@ _RULES: dict[type[Event], Callable[[Any], Iterable[tuple[SeriesKey, float]]]] = 
     CircuitBreakerTripped: _increment_by_one("breaker_trips", "program"),
 }
 
-_DURATION = "longwatch_handle_duration_seconds"
+
+def observed_durations(event: Event) -> tuple[SeriesKey, Sequence[float]] | None:
+    """The histogram that an event adds to, and the durations that it adds."""
+    match event:
+        case RowsSettled(row_kind=kind) if kind != _COMPUTATION:
+            return ("longwatch_handle_duration_seconds", (event.engine,)), event.durations
+        case AttemptsEnded():
+            return ("longwatch_flow_attempt_seconds", (event.graph, event.node)), event.durations
+        case FlowSweepFinished():
+            return ("longwatch_flow_sweep_seconds", (event.sweep,)), (event.seconds,)
+    return None
 
 
 class EventCounters:
@@ -111,11 +148,12 @@ class EventCounters:
 
     def __call__(self, event: Event) -> None:
         added = counter_increments(event)
+        observed = observed_durations(event)
         with self._lock:
             for key, number in added:
                 self._counts[key] = self._counts.get(key, 0) + number
-            if isinstance(event, RowsSettled) and event.durations:
-                self._add_durations(event)
+            if observed is not None and observed[1]:
+                self._add_durations(*observed)
 
     def samples(self) -> list[MetricSample]:
         """All series with their present values."""
@@ -128,12 +166,11 @@ class EventCounters:
                 for (name, labels), value in self._durations.items()
             ]
 
-    def _add_durations(self, event: RowsSettled) -> None:
-        histogram = self._durations.setdefault(
-            (_DURATION, (event.engine,)), empty_histogram(HANDLE_BUCKETS)
-        )
-        for seconds in event.durations:
-            add_to_histogram(histogram, HANDLE_BUCKETS, seconds)
+    def _add_durations(self, key: SeriesKey, durations: Sequence[float]) -> None:
+        bounds = FAMILIES[key[0]].buckets
+        histogram = self._durations.setdefault(key, empty_histogram(bounds))
+        for seconds in durations:
+            add_to_histogram(histogram, bounds, seconds)
 
 
 def empty_histogram(bounds: Sequence[float]) -> list[float]:

@@ -39,6 +39,9 @@ class MetricFamily:
 
 
 HANDLE_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
+ATTEMPT_BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 14_400.0, 43_200.0)
+"""Fewer than those of a loop: every node has them."""
+SWEEP_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0)
 
 
 def _counter(name: str, text: str, *labels: str) -> MetricFamily:
@@ -52,6 +55,53 @@ def _gauge(name: str, text: str, *labels: str, merge: GaugeMerge = GaugeMerge.SU
         name=f"longwatch_{name}", kind=MetricKind.GAUGE, help=text, labels=labels, merge=merge
     )
 
+
+def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> MetricFamily:
+    return MetricFamily(
+        name=f"longwatch_{name}_seconds",
+        kind=MetricKind.HISTOGRAM,
+        help=text,
+        labels=labels,
+        buckets=buckets,
+    )
+
+
+_FLOW = (
+    _counter(
+        "flow_attempts",
+        "Attempts to compute a node that workers and sweeps ended.",
+        "graph",
+        "node",
+        "state",
+        "cause",
+    ),
+    _histogram(
+        "flow_attempt",
+        "How long the code of an attempt ran.",
+        "graph",
+        "node",
+        buckets=ATTEMPT_BUCKETS,
+    ),
+    _gauge("flow_ready", "Attempts that a worker could claim now.", "graph", merge=GaugeMerge.MAX),
+    _gauge("flow_delayed", "Attempts that are due later.", "graph", merge=GaugeMerge.MAX),
+    _gauge("flow_running", "Attempts that workers have claimed.", "graph", merge=GaugeMerge.MAX),
+    _gauge(
+        "flow_oldest_ready_seconds",
+        "Age of the attempt that a worker claims next.",
+        "graph",
+        merge=GaugeMerge.MAX,
+    ),
+    _counter("flow_claimed", "Attempts claimed by a loop.", "loop"),
+    _counter("flow_released", "Attempts given back without blame, as in a shutdown.", "loop"),
+    _counter("flow_stale_settlements", "Results that came too late: the lease was lost.", "loop"),
+    _histogram("flow_sweep", "How long a sweep took.", "sweep", buckets=SWEEP_BUCKETS),
+    _counter("flow_sweep_rows", "Rows that a sweep changed.", "sweep"),
+    _counter("flow_sweep_errors", "Sweeps that failed.", "sweep"),
+)
+"""The metrics of graphs. Every worker process samples the whole backlog of its store, so its gauges
+merge to their largest value. A node is a label because a graph defines its nodes: their number does
+not grow with the work.
+"""
 
 _ALL = (
     _gauge("health_ready", "Whether everything is ready: 1 or 0.", merge=GaugeMerge.LAST),
@@ -79,14 +129,10 @@ _ALL = (
         "mailbox_stale_settlements", "Settlements that came too late: the lease was lost.", "loop"
     ),
     _counter("replies_failed", "Replies that could not be sent.", "loop"),
-    MetricFamily(
-        name="longwatch_handle_duration_seconds",
-        kind=MetricKind.HISTOGRAM,
-        help="How long the work on a message took.",
-        labels=("loop",),
-        buckets=HANDLE_BUCKETS,
+    _histogram(
+        "handle_duration", "How long the work on a message took.", "loop", buckets=HANDLE_BUCKETS
     ),
-    _gauge("leases_held", "Messages that a loop holds now.", "loop"),
+    _gauge("leases_held", "Messages or attempts that a loop holds now.", "loop"),
     _counter("leases_renewed", "Lease renewals, one for each row.", "loop"),
     _counter("leases_lost", "Leases lost while their work ran.", "loop", "reason"),
     _counter("claim_source_failures", "Outages of a store, as a loop saw them.", "loop"),
@@ -100,6 +146,7 @@ _ALL = (
         "mailbox",
         merge=GaugeMerge.LAST,
     ),
+    *_FLOW,
     _gauge(
         "worker_up", "Whether a worker process is up: 1 or 0.", "program", merge=GaugeMerge.LAST
     ),
