@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from longwatch.flow.execution_state import AttemptEndCause, AttemptState
+from longwatch.flow.attempt import AttemptEndCause, AttemptState
 from longwatch.observe.metric_families import FAMILIES
 from markdown_files import ROOT
 
