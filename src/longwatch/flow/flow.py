@@ -27,6 +27,10 @@ from longwatch.store.url import SQL_SCHEMES, open_database, suggest_url
 
 _ABOVE_ALL = 2**62
 MAX_IDEMPOTENCY_KEY_LENGTH = 1000
+_SINGLETON_KEY = "\x1fsingleton "
+"""The beginning of the key of an execution of `find_or_start`. It is not printable, so it differs
+from every key of a user.
+"""
 
 
 class Flow:
@@ -77,24 +81,28 @@ class Flow:
         """
         graph_id = self.registry.find(graph, version)
         encoded = self.encode_inputs(graph_id, {**(inputs or {}), **named})
-        key = _validate_key(idempotency_key)
-        registered = self.registry.registered()[graph_id]
-        execution_id = secrets.token_hex(8)
+        return self._start(graph_id, encoded, _validate_key(idempotency_key))
 
-        def change(tx: Transaction) -> ExecutionState:
-            state = ExecutionState(0, execution_id, graph_id)
-            for node, text in encoded.items():
-                state.set_value(node, text)
-            self.registry.propagate(tx, state)
-            while not self.records.insert(tx, state, key):
-                if (existing := self._load_by_key(tx, registered, key)) is not None:
-                    return existing
-            return state
+    def find_or_start(
+        self,
+        graph: str,
+        /,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        version: str | None = None,
+        **named: Any,
+    ) -> Execution:
+        """Find the one execution of a version of a graph that all callers share; start it if there
+        is none.
 
-        found = self.write_execution(graph_id, change)
-        if not found.number:  # the connection was lost before the reply to the commit
-            return self.execution(found.id)
-        return Execution(self, found.id, found.number, self.registry.find(*found.graph_id))
+        An execution that is found keeps its own inputs. One that was cancelled or archived is
+        replaced. Executions of `start` are others.
+        """
+        graph_id = self.registry.find(graph, version)
+        encoded = self.encode_inputs(graph_id, {**(inputs or {}), **named})
+        return self._start(
+            graph_id, encoded, f"{_SINGLETON_KEY}{graph_id.version}", replaces_ended=True
+        )
 
     def execution(self, execution_id: str) -> Execution:
         """Find an execution by its id.
@@ -178,6 +186,36 @@ class Flow:
         )
 
     # --- for executions ---
+
+    def _start(
+        self,
+        graph_id: GraphId,
+        inputs: Mapping[str, str],
+        key: str | None,
+        *,
+        replaces_ended: bool = False,
+    ) -> Execution:
+        registered = self.registry.registered()[graph_id]
+        execution_id = secrets.token_hex(8)
+
+        def change(tx: Transaction) -> ExecutionState:
+            state = ExecutionState(0, execution_id, graph_id)
+            for node, text in inputs.items():
+                state.set_value(node, text)
+            self.registry.propagate(tx, state)
+            while not self.records.insert(tx, state, key):
+                existing = self._load_by_key(tx, registered, key)
+                if existing is None:
+                    continue
+                if not (replaces_ended and (existing.cancelled or existing.archived)):
+                    return existing
+                tx.execute(self.records.sql["release_key"], {"execution": existing.number})
+            return state
+
+        found = self.write_execution(graph_id, change)
+        if not found.number:  # the connection was lost before the reply to the commit
+            return self.execution(found.id)
+        return Execution(self, found.id, found.number, self.registry.find(*found.graph_id))
 
     def _load_by_key(
         self, tx: Transaction, registered: RegisteredGraph, key: str | None

@@ -13,6 +13,19 @@ UPDATE longwatch_computations SET queue = :new_queue WHERE queue = :queue AND no
 -- All queues of a graph.
 SELECT queue, node, max_running FROM longwatch_graph_queues WHERE graph = :graph AND version = :version
 
+-- name: graph_definitions
+-- The definitions of the nodes of a graph, as JSON.
+SELECT nodes FROM longwatch_graphs WHERE graph = :graph AND version = :version
+
+-- name: upsert_graph
+-- Write the definitions of the nodes of a graph.
+INSERT INTO longwatch_graphs (graph, version, nodes) VALUES (:graph, :version, :nodes)
+ON CONFLICT (graph, version) DO UPDATE SET nodes = excluded.nodes
+
+-- name: release_key
+-- Free the key of an execution for another one.
+UPDATE longwatch_executions SET idempotency_key = NULL WHERE execution = :execution
+
 -- name: insert_execution
 -- Insert an execution, unless one with its key exists.
 INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, known_nodes, settled_nodes, state, metadata,

@@ -14,6 +14,12 @@ from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UnknownGraphError, UsageError
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
+from longwatch.flow.graph_evolution import (
+    Definitions,
+    load_definitions,
+    missing_definitions,
+    save_definitions,
+)
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records
 from longwatch.store.database import Database, Transaction
@@ -148,11 +154,22 @@ class Registry:
 
 
 def register(database: Database, records: Records, graph: Graph) -> RegisteredGraph:
-    """Write the queues of a graph to the store; only a read if they are up to date. Idempotent."""
+    """Write the queues and the nodes of a graph to the store; only a read if they are up to date.
+    Idempotent. Raises GraphError if the graph has changed in a way that needs a new version.
+    """
     graph_id = GraphId(graph.name, graph.version)
-    known = database.read(lambda tx: _stored_queues(tx, records, graph_id))
-    if not _is_up_to_date(graph, known):
-        known = database.write(lambda tx: _write_queues(tx, records, graph, graph_id))
+
+    def read(tx: Transaction) -> tuple[_StoredQueues, Definitions]:
+        return _stored_queues(tx, records, graph_id), load_definitions(tx, records, graph_id)
+
+    def write(tx: Transaction) -> _StoredQueues:
+        known = _write_queues(tx, records, graph, graph_id)
+        save_definitions(tx, records, graph, graph_id)
+        return known
+
+    known, definitions = database.read(read)
+    if missing_definitions(graph, definitions) or not _is_up_to_date(graph, known):
+        known = database.write(write)
     return _make_registered(graph, graph_id, known)
 
 
