@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
 from longwatch.flow.gates import GateLike
+from longwatch.flow.map_nodes import DEFAULT_MAX_IN_FLIGHT
+from longwatch.flow.map_nodes import map as map_
 from longwatch.flow.node_options import MAX_COUNT, is_positive_int
-from longwatch.flow.nodes import Node, compute
+from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -39,6 +41,8 @@ class Graph:
         self.nodes: dict[str, Node] = {}
         self.computed_nodes: tuple[Node, ...] = ()
         """The computed nodes in topological order."""
+        self.map_nodes: tuple[Node, ...] = ()
+        """The maps among them."""
         self._add(nodes)
 
     # --- defining ---
@@ -60,6 +64,50 @@ class Graph:
             return function
 
         return define
+
+    @overload
+    def map(
+        self,
+        name: str | None = None,
+        *,
+        over: str,
+        function: FunctionT,
+        after: GateLike | Iterable[GateLike] = (),
+        **options: Any,
+    ) -> FunctionT: ...
+
+    @overload
+    def map(
+        self,
+        name: str | None = None,
+        *,
+        over: str,
+        after: GateLike | Iterable[GateLike] = (),
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]: ...
+
+    def map(
+        self,
+        name: str | None = None,
+        *,
+        over: str,
+        function: Any = None,
+        after: GateLike | Iterable[GateLike] = (),
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        **options: Any,
+    ) -> Any:
+        """Add a map: `function`, or the decorated function, computes each element of the list in
+        node `over`. It has the name of the function, or `name`.
+        """
+
+        def define(function: FunctionT) -> FunctionT:
+            node_name = name if name is not None else str(getattr(function, "__name__", ""))
+            self._add(
+                [map_(node_name, over, function, after, max_in_flight=max_in_flight, **options)]
+            )
+            return function
+
+        return define if function is None else define(function)
 
     # --- lookup ---
 
@@ -98,7 +146,8 @@ class Graph:
         for node in nodes:
             if not isinstance(node, Node):
                 raise GraphError(
-                    f"graph {self.name!r} takes nodes, made by input() and compute(), not {node!r}"
+                    f"graph {self.name!r} takes nodes, made by input(), compute() and map(), not "
+                    f"{node!r}"
                 )
             if node.name in known:
                 raise GraphError(
@@ -110,6 +159,7 @@ class Graph:
         names = _topological_order(self.name, known)
         self.nodes = known
         self.computed_nodes = tuple(known[name] for name in names if not known[name].is_input)
+        self.map_nodes = tuple(node for node in self.computed_nodes if node.kind is NodeKind.MAP)
 
 
 def _validate_text(field: str, value: Any) -> str:

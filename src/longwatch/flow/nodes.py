@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -25,6 +25,7 @@ class NodeKind(StrEnum):
 
     INPUT = "input"  # users set its value
     COMPUTE = "compute"  # its function computes its value
+    MAP = "map"  # its function computes each element of a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,18 @@ class Node:
     gate: Gate = _ALWAYS
     function: Callable[..., Any] | None = None
     options: NodeOptions = field(default_factory=NodeOptions)
+    over: str | None = None
+    """The node whose list a map takes its elements from."""
+    max_in_flight: int = 0
+    """How many elements of a map may have open attempts."""
     upstream: tuple[str, ...] = field(init=False)
     """The names of the nodes that it depends on."""
 
     @property
     def definition(self) -> str:
         """What may not change in a version of the graph, as text."""
-        return f"{self.kind} after {gate_text(self.gate)}" if self.gate.nodes else str(self.kind)
+        kind = f"{self.kind} over {self.over}" if self.over else str(self.kind)
+        return f"{kind} after {gate_text(self.gate)}" if self.gate.nodes else kind
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "upstream", tuple(sorted(self.gate.nodes)))
@@ -71,9 +77,7 @@ def compute(
         raise GraphError(
             f"node {name!r} has no upstream nodes; name them in after=, or make it an input"
         )
-    _validate_function(name, function, gate)
-    if node_options.isolation is Isolation.PROCESS:
-        _validate_importable(name, function)
+    validate_function(name, function, gate.nodes, node_options)
     return Node(name, NodeKind.COMPUTE, gate, function, node_options)
 
 
@@ -96,13 +100,43 @@ def validate_name(name: Any) -> str:
     return str(name)
 
 
-def _validate_function(name: str, function: Any, gate: Gate) -> None:
+def validate_function(
+    name: str,
+    function: Any,
+    upstream: Collection[str],
+    options: NodeOptions,
+    *,
+    takes_element: bool = False,
+) -> None:
+    """Validate the function of a node whose other parameters are `upstream`; `takes_element`: the
+    first parameter gets an element of a map. Raises GraphError.
+    """
     if not callable(function):
         raise GraphError(f"node {name!r} needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise GraphError(f"the function of node {name!r} is a generator; use return, not yield")
-    for parameter in _signature(name, function).parameters.values():
-        _validate_parameter(name, parameter, gate)
+    parameters = list(_signature(name, function).parameters.values())
+    if takes_element:
+        _validate_element_parameter(name, parameters[:1], upstream)
+    for parameter in parameters[takes_element:]:
+        _validate_parameter(name, parameter, upstream)
+    if options.isolation is Isolation.PROCESS:
+        _validate_importable(name, function)
+
+
+def _validate_element_parameter(
+    name: str, first: list[inspect.Parameter], upstream: Collection[str]
+) -> None:
+    named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    if not first or first[0].kind not in named or first[0].name == CONTEXT_PARAMETER:
+        raise GraphError(
+            f"the function of map {name!r} needs a first parameter that gets the element, by name"
+        )
+    if first[0].name in upstream:
+        raise GraphError(
+            f"the first parameter of the function of map {name!r} gets the element, and "
+            f"{first[0].name!r} is the name of a node in after=; rename the parameter"
+        )
 
 
 def _signature(name: str, function: Any) -> inspect.Signature:
@@ -115,7 +149,7 @@ def _signature(name: str, function: Any) -> inspect.Signature:
         ) from None
 
 
-def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> None:
+def _validate_parameter(name: str, parameter: inspect.Parameter, upstream: Collection[str]) -> None:
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r} by position; values are "
@@ -126,11 +160,11 @@ def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> 
         or parameter.name == CONTEXT_PARAMETER
     ):
         return
-    if parameter.name not in gate.nodes and parameter.default is inspect.Parameter.empty:
+    if parameter.name not in upstream and parameter.default is inspect.Parameter.empty:
         hint = did_you_mean(
             parameter.name,
-            gate.nodes,
-            default=f"add it to after=, which has {', '.join(gate.nodes)}",
+            upstream,
+            default=f"add it to after=, which has {', '.join(upstream) or 'no node'}",
         )
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r}, which is not in "

@@ -134,9 +134,13 @@ def status_of(node: Node, state: ExecutionState, unsettled: set[str], inputs: st
     return NodeStatus.READY
 
 
-def input_revisions(node: Node, state: ExecutionState) -> str:
-    """The revisions of all upstream nodes of a node, as JSON. Node names need no escapes."""
-    parts = ",".join(f'"{name}":{state.revision_of(name)}' for name in node.upstream)
+def input_revisions(node: Node, state: ExecutionState, *, without: str | None = None) -> str:
+    """The revisions of all upstream nodes of a node, as JSON, or of all but one. Node names need no
+    escapes.
+    """
+    parts = ",".join(
+        f'"{name}":{state.revision_of(name)}' for name in node.upstream if name != without
+    )
     return f"{{{parts}}}"
 
 

@@ -38,7 +38,7 @@ FROM longwatch_executions AS e WHERE execution = :execution
 -- name: newest_executions
 -- A page of executions, the newest first, with the number of waiting and running attempts, and of failed and set nodes.
 SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
-    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 2),
+    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state IN (0, 1)),
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), state
@@ -78,12 +78,12 @@ ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = ex
 -- Insert an attempt into its queue, ready at once or after a delay.
 INSERT INTO longwatch_computations
     (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
-    max_attempts, due_at, created_at)
+    max_attempts, due_at, element, created_at)
 VALUES (:queue, CASE WHEN CAST(:due_at AS double precision) IS NULL AND :delay <= 0 THEN 0 ELSE 1 END,
     CASE WHEN CAST(:due_at AS double precision) > :wall_now + :delay THEN CAST(:due_at AS double precision)
         WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END,
     {execution}, :node, :attempt, :term, :crashes, :lost, :failures, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts,
-    CAST(:due_at AS double precision), :wall_now)
+    CAST(:due_at AS double precision), CAST(:element AS bigint), :wall_now)
 
 -- name: insert_leased_attempt
 -- Insert an attempt that is leased at once; also return whether its owner is registered.
@@ -168,6 +168,10 @@ FROM longwatch_executions AS e
 WHERE graph = :graph AND version = :version AND settled_nodes < :nodes AND cancelled = 0
     AND (settled_nodes, execution) > (:after_nodes, :after)
 ORDER BY settled_nodes, execution LIMIT :limit
+
+-- name: element_input_column
+-- A column of attempts: the element of a map as JSON; null for a node.
+(SELECT input FROM longwatch_map_elements AS m WHERE m.element = longwatch_computations.element)
 
 -- name: execution_id_column
 -- A column of attempts: the id of the execution.

@@ -14,6 +14,7 @@ from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UnknownGraphError, UsageError
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
+from longwatch.flow.map_opener import prepare_maps
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records
 from longwatch.store.database import Database, Transaction
@@ -83,13 +84,17 @@ class Registry:
             self._cached = (os.getpid(), self._database.generation), found
         return self._cached[1]
 
-    def propagate(self, tx: Transaction, state: ExecutionState) -> None:  # noqa: ARG002 - for elements of maps
+    def propagate(self, tx: Transaction, state: ExecutionState) -> None:
         """Open, cancel and clear what follows from a change of an execution, in the transaction
         that has locked it. Leaves an execution of an unknown graph as it is.
         """
         registered = self.registered().get(state.graph_id)
-        if registered is not None:
-            propagate(registered.graph, state, registered.queue_by_node, now=self._clock.wall())
+        if registered is None:
+            return
+        graph, queue_by_node = registered.graph, registered.queue_by_node
+        propagate(graph, state, queue_by_node, now=self._clock.wall())
+        while graph.map_nodes and prepare_maps(tx, self._records.maps, graph, state):
+            propagate(graph, state, queue_by_node, now=self._clock.wall())
 
     def refresh(self) -> None:
         """Read the queues again: another process may have given a node a queue of its own, or

@@ -344,6 +344,7 @@ def _claimed_attempt(
         max_attempts=spec.max_attempts,
         abandon_after=spec.abandon_after,
         heartbeat_timeout=spec.heartbeat_timeout,
+        element=None,
         inputs=_encode_inputs(state, new_attempt),
         is_stale=False,
         id=state.id,
