@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from longwatch.flow.attempt import LEASED, Attempt
+from longwatch.flow.attempt import LEASED, MAP_OPEN, Attempt
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
+from longwatch.flow.map_records import MapProgress
 from longwatch.flow.node_record import NodeRecord
 from longwatch.flow.nodes import Node
 from longwatch.flow.propagation import NodeStatus, awaiting_nodes, input_revisions, status_of
@@ -87,12 +88,29 @@ def unreachable_nodes(graph: Graph, state: ExecutionState) -> dict[str, str]:
     return found
 
 
-def explain(graph: Graph, state: ExecutionState) -> Explanation:
-    """Explain every node of an execution; changes nothing."""
+def explain(
+    graph: Graph, state: ExecutionState, maps: Mapping[str, MapProgress] | None = None
+) -> Explanation:
+    """Explain every node of an execution; changes nothing. `maps` says how far its maps are."""
     statuses = node_statuses(graph, state)
     inputs = [_explain_input(node, state) for node in graph.nodes.values() if node.is_input]
-    computed = [_explain_computed(node, graph, state, statuses) for node in graph.computed_nodes]
+    computed = [
+        _explain_map(_explain_computed(node, graph, state, statuses), maps or {})
+        for node in graph.computed_nodes
+    ]
     return Explanation(state.id, (*inputs, *computed))
+
+
+def _explain_map(facts: NodeExplanation, maps: Mapping[str, MapProgress]) -> NodeExplanation:
+    """Add how far a map is, while it runs and after it has failed."""
+    progress = maps.get(facts.node)
+    if progress is None or facts.state not in {"running", "failed"} or not progress.elements:
+        return facts
+    if facts.state == "running":
+        return replace(facts, text=f"being computed, {progress}")
+    return replace(
+        facts, text=f"given up, {progress}; retry computes the failed ones, or change its inputs"
+    )
 
 
 def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
@@ -192,6 +210,8 @@ def _explain_open(node: Node, state: ExecutionState) -> tuple[str, str, str | No
     attempt, record = state.open_attempts[node.name], state.node(node.name)
     number = _attempt_text(attempt, record)
     error = record.error if attempt.number > 1 else None
+    if attempt.lease_state == MAP_OPEN:
+        return "running", "being computed", error
     if attempt.lease_state == LEASED:
         return "running", f"being computed, {number}", error
     return "waiting", f"waiting for a worker, {number}", error

@@ -70,6 +70,16 @@ class MapProgress(NamedTuple):
     def done(self) -> int:
         return self.elements - self.open - self.failed
 
+    def __str__(self) -> str:
+        """`12 of 1,000 elements done, 2 failed (indices 3, 17)`."""
+        text = f"{self.done:,} of {self.elements:,} elements done"
+        if not self.failed:
+            return text
+        noun = "index" if self.failed == 1 else "indices"
+        more = ", …" if self.failed > len(self.failed_indices) else ""
+        indices = ", ".join(str(each) for each in self.failed_indices)
+        return f"{text}, {self.failed:,} failed ({noun} {indices}{more})"
+
 
 class FailedElement(NamedTuple):
     """A failed element of a map."""

@@ -48,7 +48,8 @@ FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.exe
 -- Every attempt of an execution, oldest first.
 SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
     CASE WHEN lease_state = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN lease_state = 2 THEN deadline - :lease_now END, CASE WHEN lease_state = 1 THEN ready_at - :wall_now END, crashes, releases,
-    lost, failures, traceback
+    lost, failures, traceback,
+    CASE WHEN element IS NOT NULL THEN coalesce((SELECT position FROM longwatch_map_elements AS m WHERE m.element = longwatch_computations.element), -1) END
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
 -- name: unchanged
