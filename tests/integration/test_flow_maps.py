@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,14 +27,14 @@ def double_graph(function: Callable[..., Any] | None = None, **options: Any) -> 
         nodes=[
             input("pages"),
             map("doubled", "pages", function or (lambda page: page * 2), **options),
-            compute("total", ["doubled"], lambda doubled: len(doubled)),
+            compute("total", ["doubled"], lambda doubled: len(doubled)),  # noqa: PLW0108 - a parameter names a node
         ],
     )
 
 
 @pytest.fixture(name="worker")
-def worker_fixture(database: Database) -> Iterator[ManualWorker]:
-    yield ManualWorker(database, double_graph())
+def worker_fixture(database: Database) -> ManualWorker:
+    return ManualWorker(database, double_graph())
 
 
 def elements_of(worker: ManualWorker) -> list[tuple[Any, ...]]:
@@ -122,7 +122,7 @@ class TestARefusedList:
         self, worker: ManualWorker
     ) -> None:
         execution = worker.flow.start("doubling", pages=[0] * 100_001)
-        with pytest.raises(ComputationFailedError, match="up to 100,000 elements, .* has 100,001"):
+        with pytest.raises(ComputationFailedError, match=r"up to 100,000 elements, .* has 100,001"):
             execution.get("doubled", timeout=0)
 
 
@@ -253,7 +253,7 @@ class TestAFailedElement:
             run.advance(60)
             assert 5 == run.runs["doubled"]
             with pytest.raises(
-                ComputationFailedError, match="element 1 failed; .* ValueError: odd"
+                ComputationFailedError, match=r"element 1 failed; .* ValueError: odd"
             ):
                 execution.get("doubled", timeout=0)
 
@@ -312,7 +312,7 @@ class TestEndingEarly:
 
     def test_abandon_without_running_elements_is_refused(self, worker: ManualWorker) -> None:
         execution = worker.flow.start("doubling", pages=[1])
-        with pytest.raises(UsageError, match="no element of map 'doubled' .* is running"):
+        with pytest.raises(UsageError, match=r"no element of map 'doubled' .* is running"):
             execution.abandon("doubled")
 
 
