@@ -117,7 +117,7 @@ def place(
 
 # --- what cannot be ---
 
-LOOKING = ("ls",), ("show", "abc")
+LOOKING = ("ls",), ("show", "abc"), ("stats",)
 WITH_CODE = (
     ("explain", "abc"),
     ("graph",),
