@@ -165,8 +165,8 @@ SELECT node, count(DISTINCT running), count(DISTINCT waiting) FROM (
 ) AS open_attempts GROUP BY node
 
 -- name: newest_attempt
--- The number of the newest attempt; 0 if there is none.
-SELECT coalesce(max(seq), 0) FROM longwatch_computations
+-- The number of the newest attempt; null if there is none. SQLite reads one row only for a bare max().
+SELECT max(seq) FROM longwatch_computations
 
 -- name: attempt_durations
 -- The durations of the newest successful attempts of each node of a graph, the newest first, among the attempts in a range of numbers. The

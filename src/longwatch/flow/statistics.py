@@ -150,7 +150,7 @@ def _read_durations(
     found: dict[str, list[float]] = defaultdict(list)
     [(newest,)] = tx.rows(records.sql["newest_attempt"])
     for page in range(MAX_PAGES):
-        upto = newest - page * PAGE_ATTEMPTS
+        upto = (newest or 0) - page * PAGE_ATTEMPTS
         if upto <= 0 or all(len(found[node]) >= MAX_SAMPLES for node in computed):
             break
         rows = tx.rows(
