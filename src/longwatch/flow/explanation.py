@@ -166,6 +166,8 @@ def _needs(gate: Gate, result: GateResult, facts: _Facts, *, wanted: bool = True
     """
     if result.met is wanted and not result.has_error:
         return []
+    if not result.parts:
+        return _leaf_needs(gate, result, facts, wanted=wanted)
     match gate:
         case Not(part):
             return _needs(part, result.parts[0], facts, wanted=not wanted)
@@ -177,9 +179,13 @@ def _needs(gate: Gate, result: GateResult, facts: _Facts, *, wanted: bool = True
             if isinstance(gate, AllOf) is wanted:
                 return list(chain.from_iterable(needs))
             return [" or ".join(" and ".join(each) for each in needs if each)]
-        case When() if facts.state.is_set(gate.node):
-            end = ", which raises an error" if result.has_error else f" to be {wanted}".lower()
-            return [f"{gate.text} of `{gate.node}`{end}"]
+    return _leaf_needs(gate, result, facts, wanted=wanted)
+
+
+def _leaf_needs(gate: Gate, result: GateResult, facts: _Facts, *, wanted: bool) -> list[str]:
+    if isinstance(gate, When) and facts.state.is_set(gate.node):
+        end = ", which raises an error" if result.has_error else f" to be {wanted}".lower()
+        return [f"{gate.text} of `{gate.node}`{end}"]
     return [_value_need(name, facts) for name in gate.nodes]
 
 
