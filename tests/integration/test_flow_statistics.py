@@ -78,11 +78,12 @@ class TestExecutions:
         worker.give_up(worker.claim_one())
         start("letters").cancel()
         start("letters", a=1)
-        worker.claim_one()  # running
+        start("letters", a=1)
+        worker.claim()  # both run
         start("letters", a=1)  # waiting
         start("numbers", a=1)
         expected = {
-            "running": 1,
+            "running": 2,
             "waiting": 1,
             "idle": 2,
             "failed": 1,
@@ -91,7 +92,7 @@ class TestExecutions:
             "archived": 0,
         }
         assert expected == worker.flow.statistics("letters").executions
-        assert 7 == worker.flow.statistics("letters").total
+        assert 8 == worker.flow.statistics("letters").total
         listed = [each.state for each in worker.flow.executions(graph="letters")]
         assert {state: listed.count(state) for state in expected} == expected
 
@@ -129,6 +130,11 @@ class TestNodes:
             worker.flow.start("letters", a=1)
         worker.claim(2)
         assert (0, 1, 2, 3) == counts(worker, "draft")
+        worker.claim()
+        worker.flow.start("numbers", a=1)
+        worker.claim_one()
+        worker.flow.start("numbers", a=1)
+        assert (0, 1, 5, 0) == counts(worker, "draft")
         assert (0, 0, 0, 0) == counts(worker, "final")
 
     def test_count_an_attempt_that_waits_for_its_time(self, worker: ManualWorker) -> None:
@@ -225,6 +231,14 @@ class TestDurations:
         compute_many(worker, "numbers", 1.0, 1.0, 1.0)
         compute_many(worker, "letters", 2.0)
         assert DurationStatistics(2, 3.0, 2.0, 4.0, 4.0) == node(worker, "draft").durations
+
+    def test_of_older_pages_fill_the_samples_only_up(
+        self, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(statistics, "MAX_SAMPLES", 3)
+        monkeypatch.setattr(statistics, "PAGE_ATTEMPTS", 2)
+        compute_many(worker, "letters", 9.0, 3.0, 2.0, 1.0)
+        assert DurationStatistics(3, 2.0, 2.0, 3.0, 3.0) == node(worker, "draft").durations
 
     def test_are_read_of_a_bounded_number_of_attempts(
         self, worker: ManualWorker, monkeypatch: pytest.MonkeyPatch
