@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Run workers for durable graphs, and manage executions.\n\n"
     "The import path of the flow comes first: `longwatch flow explain scrape:flow ID`.\n"
-    "It may be left out if LONGWATCH_FLOW is set. `ls` and `show` need no code: they\n"
-    "take --store URL instead.",
+    "It may be left out if LONGWATCH_FLOW is set. `ls`, `show` and `stats` need no\n"
+    "code: they take --store URL instead.",
     no_args_is_help=True,
 )
 
@@ -452,6 +452,14 @@ def _open_to_read(named: str | None, store: str | None) -> AbstractContextManage
         return existing_flow(target)
     named_store = store or os.environ.get("LONGWATCH_STORE")
     return existing_flow_store(named_store or DEFAULT_STORE, is_explicit=bool(named_store))
+
+
+def open_by_words(
+    command: str, words: Sequence[str] | None, optional: str, store: str | None
+) -> tuple[str | None, AbstractContextManager[Flow]]:
+    """Open the flow or the store of a command that only reads; also return its optional word."""
+    named, others = _parse_words(command, words, optional=optional)
+    return next(iter(others), None), _open_to_read(named, store)
 
 
 def _parse_assignments(words: Sequence[str], *, as_text: bool) -> dict[str, Any]:

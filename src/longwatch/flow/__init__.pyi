@@ -20,4 +20,7 @@ from longwatch.flow.graph import Graph as Graph
 from longwatch.flow.nodes import Node as Node
 from longwatch.flow.nodes import compute as compute
 from longwatch.flow.nodes import input as input  # noqa: A004 - the contract's word
+from longwatch.flow.statistics import DurationStatistics as DurationStatistics
+from longwatch.flow.statistics import GraphStatistics as GraphStatistics
+from longwatch.flow.statistics import NodeStatistics as NodeStatistics
 from longwatch.flow.worker import FlowWorker as FlowWorker
