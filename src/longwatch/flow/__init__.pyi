@@ -20,4 +20,6 @@ from longwatch.flow.graph import Graph as Graph
 from longwatch.flow.nodes import Node as Node
 from longwatch.flow.nodes import compute as compute
 from longwatch.flow.nodes import input as input  # noqa: A004 - the contract's word
+from longwatch.flow.tick_nodes import tick_once as tick_once
+from longwatch.flow.tick_nodes import tick_recurring as tick_recurring
 from longwatch.flow.worker import FlowWorker as FlowWorker

@@ -27,7 +27,7 @@ from longwatch.flow.explanation import (
     unreachable_nodes,
 )
 from longwatch.flow.graph import Graph
-from longwatch.flow.propagation import NodeStatus
+from longwatch.flow.node_status import FRESH_STATUSES
 from longwatch.flow.records import LoadedExecutions, change_channel
 from longwatch.store.database import Row, Transaction
 
@@ -339,7 +339,7 @@ class Execution:
         if not state.is_set(node):
             return None
         is_input = self._definition.nodes[node].is_input
-        fresh = is_input or node_statuses(self._definition, state)[node] is NodeStatus.FRESH
+        fresh = is_input or node_statuses(self._definition, state)[node] in FRESH_STATUSES
         return Value(state.value(node), state.revision_of(node), fresh)
 
     def _is_outgrown(self, state: ExecutionState) -> bool:

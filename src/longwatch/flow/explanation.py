@@ -11,8 +11,9 @@ from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
 from longwatch.flow.node_record import NodeRecord
+from longwatch.flow.node_status import SETTLED_STATUSES, NodeStatus, is_unsettled
 from longwatch.flow.nodes import Node
-from longwatch.flow.propagation import NodeStatus, awaiting_nodes, input_revisions, status_of
+from longwatch.flow.propagation import awaiting_nodes, input_revisions, status_of
 from longwatch.store.blame import DEFAULT_BUDGET
 
 MAX_SHOWN_ERROR = 120
@@ -61,7 +62,7 @@ def node_statuses(graph: Graph, state: ExecutionState) -> dict[str, NodeStatus]:
     unsettled: set[str] = set()
     for node in graph.computed_nodes:
         status = found[node.name] = status_of(node, state, unsettled, input_revisions(node, state))
-        if status not in {NodeStatus.BLOCKED, NodeStatus.FRESH} and state.is_set(node.name):
+        if is_unsettled(node, status, state):
             unsettled.add(node.name)
     return found
 
@@ -183,7 +184,7 @@ def _stale_text(node: Node, statuses: Mapping[str, NodeStatus]) -> str:
     changing = [
         f"node `{name}`"
         for name in node.upstream
-        if statuses.get(name, NodeStatus.FRESH) not in {NodeStatus.BLOCKED, NodeStatus.FRESH}
+        if statuses.get(name, NodeStatus.FRESH) not in SETTLED_STATUSES
     ]
     return f"out of date, waiting for {' and '.join(changing)}"
 
