@@ -27,6 +27,8 @@ _COLOURS = {
     "blocked": "#eeeeee",
     "unset": "#ffffff",
     "cancelled": "#d7ccc8",
+    "paused": "#ffe0b2",
+    "ended": "#eeeeee",
 }
 
 
@@ -87,7 +89,9 @@ def _title(graph: Graph, execution_state: ExecutionState | None) -> str:
 
 
 def _row(node: Node, state: str) -> tuple[str, str, str, str]:
-    return node.name, node.kind, state, "" if node.is_input else f"← {gate_text(node.gate)}"
+    gate = f"← {gate_text(node.gate)}" if node.gate.nodes else ""
+    when = "" if node.schedule is None else node.schedule.text
+    return node.name, node.kind, state, "  ".join(filter(None, (gate, when)))
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -132,7 +136,9 @@ class _Flowchart:
         self._ids = ids
 
     def node(self, node: Node, state: str) -> None:
-        label = _quoted("<br/>".join((node.name, " · ".join(filter(None, (node.kind, state))))))
+        when = "" if node.schedule is None else node.schedule.text
+        facts = " · ".join(filter(None, (node.kind, when, state)))
+        label = _quoted(f"{node.name}<br/>{facts}")
         shape = f"[/{label}/]" if node.is_input else f"[{label}]"
         self._add_line(f"{self._ids[node.name]}{shape}{f':::{state}' if state else ''}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -14,6 +15,7 @@ from longwatch.flow.node_record import NodeRecord
 from longwatch.flow.node_status import SETTLED_STATUSES, NodeStatus, is_unsettled
 from longwatch.flow.nodes import Node
 from longwatch.flow.propagation import awaiting_nodes, input_revisions, status_of
+from longwatch.flow.tick_explanation import explain_tick
 from longwatch.store.blame import DEFAULT_BUDGET
 
 MAX_SHOWN_ERROR = 120
@@ -23,8 +25,8 @@ MAX_SHOWN_ERROR = 120
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
     """The state of one node. `state` is one word: set, unset, fresh, stale, waiting, running,
-    failed, blocked or cancelled. `text` completes "the node is …". `error` is the whole error of
-    the last failed attempt, if the state follows from it.
+    failed, blocked or cancelled; of a tick also paused or ended. `text` completes "the node is …".
+    `error` is the whole error of the last failed attempt, if the state follows from it.
     """
 
     node: str
@@ -88,11 +90,14 @@ def unreachable_nodes(graph: Graph, state: ExecutionState) -> dict[str, str]:
     return found
 
 
-def explain(graph: Graph, state: ExecutionState) -> Explanation:
-    """Explain every node of an execution; changes nothing."""
+def explain(graph: Graph, state: ExecutionState, *, now: float | None = None) -> Explanation:
+    """Explain every node of an execution; changes nothing. `now` is the wall time."""
+    wall = time.time() if now is None else now
     statuses = node_statuses(graph, state)
     inputs = [_explain_input(node, state) for node in graph.nodes.values() if node.is_input]
-    computed = [_explain_computed(node, graph, state, statuses) for node in graph.computed_nodes]
+    computed = [
+        _explain_computed(node, graph, state, statuses, now=wall) for node in graph.computed_nodes
+    ]
     return Explanation(state.id, (*inputs, *computed))
 
 
@@ -103,9 +108,15 @@ def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
 
 
 def _explain_computed(
-    node: Node, graph: Graph, state: ExecutionState, statuses: Mapping[str, NodeStatus]
+    node: Node,
+    graph: Graph,
+    state: ExecutionState,
+    statuses: Mapping[str, NodeStatus],
+    *,
+    now: float,
 ) -> NodeExplanation:
     status, error = statuses[node.name], None
+    label, text = "waiting", "ready; the next get, set or sweep queues it"
     match status:
         case NodeStatus.BLOCKED:
             label, text = "blocked", _blocked_text(node, graph, state)
@@ -122,11 +133,12 @@ def _explain_computed(
                 f"given up after {_pluralize(record.spent_attempts, 'attempt')}; retry it, or "
                 f"change one of its inputs"
             )
-        case NodeStatus.READY:
-            label, text = "waiting", "ready; the next get, set or sweep queues it"
+    if node.is_tick:
+        label, text = explain_tick(node, state, status, now=now) or (label, text)
     if state.cancelled and label not in {"fresh", "stale"}:
         label, text, error = "cancelled", "not computed: the execution was cancelled", None
-    return NodeExplanation(node.name, label, text, node.gate.evaluate(state), error)
+    gate = node.gate.evaluate(state) if node.gate.nodes else None
+    return NodeExplanation(node.name, label, text, gate, error)
 
 
 # --- gates ---

@@ -149,3 +149,18 @@ def _end(node: Node, state: ExecutionState, inputs: str) -> None:
 
 def _not_before(now: float, last: float | None) -> float:
     return now if last is None else max(now, last)
+
+
+# --- requests ---
+
+
+def set_paused(node: Node, state: ExecutionState, *, paused: bool) -> None:
+    """Pause a recurring tick and cancel its open attempt, or resume it. Idempotent."""
+    record = state.node(node.name)
+    if record.paused is paused:
+        return
+    record.paused = paused
+    state.changed_nodes.add(node.name)
+    attempt = state.open_attempts.get(node.name)
+    if paused and attempt is not None:
+        state.cancel_attempt(attempt, AttemptEndCause.ASKED)
