@@ -176,15 +176,15 @@ def to_answer(node: str, result: Any) -> ScheduleAnswer:
     if isinstance(result, datetime):
         if result.utcoffset() is None:
             raise PermanentError(
-                f"the schedule of tick {node!r} returned {result!r}, which has no time zone; "
-                f"return an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)"
+                f"the time {result} of tick {node!r} has no time zone; return an aware datetime, "
+                f"such as datetime.now(UTC) + timedelta(hours=1)"
             )
         return ScheduleAnswer(at=result.timestamp())
     seconds = result.total_seconds() if isinstance(result, timedelta) else result
     if not is_finite_number(seconds) or abs(seconds) > _MAX_SECONDS:
         raise PermanentError(
-            f"the schedule of tick {node!r} returned {result!r}; return an aware datetime, a "
-            f"timedelta or a number of seconds of up to 100 years, or None for never"
+            f"tick {node!r} cannot fire at {result!r}; return an aware datetime, a timedelta or "
+            f"seconds of up to 100 years, or None for never"
         )
     return ScheduleAnswer(after=float(seconds))
 

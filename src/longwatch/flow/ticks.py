@@ -14,6 +14,8 @@ A change of an input cancels the open attempt, and the tick is scheduled anew.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 from longwatch.flow.attempt import Attempt, AttemptEndCause, AttemptSpec
@@ -129,8 +131,8 @@ def _fail_repeated(node: Node, state: ExecutionState, attempt: Attempt, at: floa
         attempt,
         AttemptEndCause.RAISED,
         error=(
-            f"the schedule of tick {node.name!r} returned {at:.3f} (seconds since 1970), which "
-            f"has fired already; return a later time, or None to end the tick"
+            f"the time {datetime.fromtimestamp(at, UTC)} of tick {node.name!r} has fired already; "
+            f"return a later time, or None to end the tick"
         ),
         delay=node.options.retry.delay(failures),
     )
