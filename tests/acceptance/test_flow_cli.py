@@ -126,6 +126,8 @@ WITH_CODE = (
     ("unset", "abc", "job"),
     ("retry", "abc", "pages"),
     ("abandon", "abc", "pages"),
+    ("pause", "abc", "hourly"),
+    ("resume", "abc", "hourly"),
     ("cancel", "abc"),
     ("sweep",),
     ("start", "jobs"),
@@ -304,6 +306,27 @@ def test_an_execution_that_is_not_there_is_told(
     assert told.startswith("there is no execution 'abc' in sqlite:///flow.db")
 
 
+def test_a_recurring_tick_is_paused_and_resumed_and_explained(place: FlowDirectory) -> None:
+    with Flow(place.url, [flow_app.clock]) as flow:
+        identity = flow.start("clock").id
+    target = "flow_app:ticking"
+
+    def explained() -> str:
+        return "\n".join(place.output("explain", target, identity))
+
+    assert "hourly: scheduled: it fires at " in explained()
+    done = place.output("pause", target, identity, "hourly")
+    assert [f"execution {identity} has paused hourly, at revision 0"] == done
+    assert "hourly: paused; resume it to go on" in explained()
+    assert any("paused" in line for line in place.output("graph", target, "--execution", identity))
+    resumed = json.loads("".join(place.output("resume", target, identity, "hourly", "--json")))
+    assert {"execution": identity, "revision": 0} == resumed
+    assert "hourly: scheduled: it fires at " in explained()
+    assert place.refusal_of("pause", target, identity, "later").startswith(
+        "node 'later' of graph 'clock' is tick_once, and only a recurring tick can be paused"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -326,6 +349,8 @@ def test_an_execution_that_is_not_there_is_told(
         (("retry", "report"), "node 'report' of "),
         (("abandon", "report"), "node 'report' of "),
         (("abandon", "nothing"), "graph 'jobs' has no node 'nothing'; "),
+        (("pause", "pages"), "node 'pages' of graph 'jobs' is compute, and only a recurring tick"),
+        (("resume", "job"), "node 'job' of graph 'jobs' is input, and only a recurring tick can"),
     ],
     ids=str,
 )

@@ -347,10 +347,7 @@ def retry(node: NodeArguments = None, *, json: Json = False) -> None:
 
     The node has failed for good or waits for its next attempt.
     """
-    named, [identity, name] = _parse_words("retry", node, "ID", "NODE")
-    with _open_existing(named, "retry") as flow:
-        revision = flow.execution(identity).retry(name)
-    _print_revision(identity, revision, f"tries {name} again", as_json=json)
+    change_node("retry", node, "tries {node} again", as_json=json)
 
 
 @app.command()
@@ -359,10 +356,7 @@ def abandon(node: NodeArguments = None, *, json: Json = False) -> None:
 
     The node is retried if it has attempts left.
     """
-    named, [identity, name] = _parse_words("abandon", node, "ID", "NODE")
-    with _open_existing(named, "abandon") as flow:
-        revision = flow.execution(identity).abandon(name)
-    _print_revision(identity, revision, f"has given up its attempt at {name}", as_json=json)
+    change_node("abandon", node, "has given up its attempt at {node}", as_json=json)
 
 
 @app.command()
@@ -384,6 +378,14 @@ def sweep(flow: FlowArgument = None, *, json: Json = False) -> None:
     with _open_existing(named, "sweep") as opened:
         moved = opened.sweep()
     output.print_result(f"{output.pluralize(moved, 'row')} moved", {"moved": moved}, as_json=json)
+
+
+def change_node(command: str, words: Sequence[str] | None, what: str, *, as_json: bool) -> None:
+    """Run a command on a node: the method of the execution that has its name."""
+    named, [identity, name] = _parse_words(command, words, "ID", "NODE")
+    with _open_existing(named, command) as flow:
+        revision: int = getattr(flow.execution(identity), command)(name)
+    _print_revision(identity, revision, what.format(node=name), as_json=as_json)
 
 
 # --- arguments ---

@@ -23,4 +23,6 @@ from longwatch.flow.nodes import input as input  # noqa: A004 - the contract's w
 from longwatch.flow.statistics import DurationStatistics as DurationStatistics
 from longwatch.flow.statistics import GraphStatistics as GraphStatistics
 from longwatch.flow.statistics import NodeStatistics as NodeStatistics
+from longwatch.flow.tick_nodes import tick_once as tick_once
+from longwatch.flow.tick_nodes import tick_recurring as tick_recurring
 from longwatch.flow.worker import FlowWorker as FlowWorker

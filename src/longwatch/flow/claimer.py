@@ -39,6 +39,7 @@ _COLUMNS = (
     "max_attempts",
     "abandon_after",
     "heartbeat_timeout",
+    "due_at",
 )
 
 
@@ -57,6 +58,8 @@ class ClaimedAttempt(NamedTuple):
     max_attempts: int
     abandon_after: float
     heartbeat_timeout: float | None
+    due_at: float | None
+    """When the tick was due that this attempt fires; None for an attempt that computes."""
     inputs: str | None
     """None if the values are too large together."""
     is_stale: bool

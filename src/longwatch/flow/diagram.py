@@ -27,6 +27,8 @@ _COLOURS = {
     "blocked": "#eeeeee",
     "unset": "#ffffff",
     "cancelled": "#d7ccc8",
+    "paused": "#ffe0b2",
+    "ended": "#eeeeee",
 }
 """The colour of each state; white for all others."""
 _BOX = ("[", "]")
@@ -87,7 +89,9 @@ def _title(graph: Graph, execution_state: ExecutionState | None) -> str:
 
 
 def _row(node: Node, state: str) -> tuple[str, str, str, str]:
-    return node.name, node.kind, state, "" if node.is_input else f"← {gate_text(node.gate)}"
+    gate = f"← {gate_text(node.gate)}" if node.gate.nodes else ""
+    when = "" if node.schedule is None else node.schedule.text
+    return node.name, node.kind, state, "  ".join(filter(None, (gate, when)))
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -143,7 +147,8 @@ class _Flowchart:
             )
 
     def node(self, node: Node, state: str) -> None:
-        label = _quoted(node.name, " · ".join(filter(None, (node.kind, state))))
+        when = "" if node.schedule is None else node.schedule.text
+        label = _quoted(node.name, " · ".join(filter(None, (node.kind, when, state))))
         left, right = _SHAPES.get(node.kind, _BOX)
         shape = f"{left}{label}{right}"
         self._add_line(f"{self._ids[node.name]}{shape}{f':::{state}' if state else ''}")

@@ -135,6 +135,13 @@ class ExecutionState:
         found = self.nodes.get(node)
         return found.revision if found is not None and found.is_set else 0
 
+    def has_attempt(self, node: str, inputs: str) -> bool:
+        """Whether an attempt of a node with these inputs is open, or about to be opened."""
+        attempt, new_attempt = self.open_attempts.get(node), self.new_attempts.get(node)
+        return (attempt is not None and attempt.computed_with == inputs) or (
+            new_attempt is not None and new_attempt.computed_with == inputs
+        )
+
     @property
     def has_changes(self) -> bool:
         """Whether a value, an attempt or the revision has changed since the load."""
@@ -177,10 +184,10 @@ class ExecutionState:
 
     # --- transitions ---
 
-    def set_value(self, node: str, value: str) -> None:
-        """Set the value of a node; an equal value changes nothing."""
+    def set_value(self, node: str, value: str, *, always_new: bool = False) -> None:
+        """Set the value of a node; an equal value changes nothing, unless `always_new`."""
         record = self.node(node)
-        if record.is_set and _is_same_value(record.value, value):
+        if not always_new and record.is_set and _is_same_value(record.value, value):
             return
         record.is_set, record.value, record.revision = True, value, self._next_revision()
         self.changed_nodes.add(node)
@@ -197,16 +204,21 @@ class ExecutionState:
             )
             self.changed_nodes.add(node)
 
-    def succeed(self, attempt: Attempt, value: str) -> None:
-        """End an attempt with a result."""
+    def succeed(self, attempt: Attempt, value: str, *, always_new: bool = False) -> None:
+        """End an attempt with a result, which is a new revision if it differs or `always_new`."""
         self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
         record = self.node(attempt.node)
         before = record.revision
-        self.set_value(attempt.node, value)
+        self.set_value(attempt.node, value, always_new=always_new)
         self._has_unchanged_result = self._has_unchanged_result or record.revision == before
         record.computed_with = attempt.computed_with
         record.reset_attempts(None)
         self.changed_nodes.add(attempt.node)
+
+    def end_schedule(self, attempt: Attempt) -> None:
+        """End an attempt that has computed when a tick fires. The value stays."""
+        self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
+        self.node(attempt.node).reset_attempts(None)
 
     def fail(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
 from longwatch.flow.node_record import NodeRecord
+from longwatch.flow.node_status import SETTLED_STATUSES, NodeStatus, is_unsettled
 from longwatch.flow.nodes import Node
-from longwatch.flow.propagation import NodeStatus, awaiting_nodes, input_revisions, status_of
+from longwatch.flow.propagation import awaiting_nodes, input_revisions, status_of
+from longwatch.flow.tick_explanation import explain_tick
 from longwatch.store.blame import DEFAULT_BUDGET
 
 MAX_SHOWN_ERROR = 120
@@ -25,8 +28,8 @@ MAX_SHOWN_REASONS = 10
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
     """The state of one node. `state` is one word: set, unset, fresh, stale, waiting, running,
-    failed, blocked or cancelled. `text` completes "the node is …". `error` is the whole error of
-    the last failed attempt, if the state follows from it.
+    failed, blocked or cancelled; of a tick also paused or ended. `text` completes "the node is …".
+    `error` is the whole error of the last failed attempt, if the state follows from it.
     """
 
     node: str
@@ -64,7 +67,7 @@ def node_statuses(graph: Graph, state: ExecutionState) -> dict[str, NodeStatus]:
     unsettled: set[str] = set()
     for node in graph.computed_nodes:
         status = found[node.name] = status_of(node, state, unsettled, input_revisions(node, state))
-        if status not in {NodeStatus.BLOCKED, NodeStatus.FRESH} and state.is_set(node.name):
+        if is_unsettled(node, status, state):
             unsettled.add(node.name)
     return found
 
@@ -98,14 +101,17 @@ class _Facts:
 
     graph: Graph
     state: ExecutionState
+    now: float
+    """The wall time."""
     statuses: Mapping[str, NodeStatus]
     awaiting: AbstractSet[str]
     """The blocked nodes that a new value could unblock."""
 
 
-def explain(graph: Graph, state: ExecutionState) -> Explanation:
-    """Explain every node of an execution; changes nothing."""
-    facts = _Facts(graph, state, node_statuses(graph, state), awaiting_nodes(graph, state))
+def explain(graph: Graph, state: ExecutionState, *, now: float | None = None) -> Explanation:
+    """Explain every node of an execution; changes nothing. `now` is the wall time."""
+    wall = time.time() if now is None else now
+    facts = _Facts(graph, state, wall, node_statuses(graph, state), awaiting_nodes(graph, state))
     inputs = [_explain_input(node, state) for node in graph.nodes.values() if node.is_input]
     computed = [_explain_computed(node, facts) for node in graph.computed_nodes]
     return Explanation(state.id, (*inputs, *computed))
@@ -120,6 +126,7 @@ def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
 def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
     state, statuses, gate = facts.state, facts.statuses, node.gate.evaluate(facts.state)
     status, error = statuses[node.name], None
+    label, text = "waiting", "ready; the next get, set or sweep queues it"
     match status:
         case NodeStatus.BLOCKED:
             label, text = "blocked", _blocked_text(node, gate, facts)
@@ -136,11 +143,12 @@ def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
                 f"given up after {_pluralize(record.spent_attempts, 'attempt')}; retry it, or "
                 f"change one of its inputs"
             )
-        case NodeStatus.READY:
-            label, text = "waiting", "ready; the next get, set or sweep queues it"
+    if node.is_tick:
+        label, text = explain_tick(node, state, status, now=facts.now) or (label, text)
     if state.cancelled and label not in {"fresh", "stale"}:
         label, text, error = "cancelled", "not computed: the execution was cancelled", None
-    return NodeExplanation(node.name, label, text, gate, error)
+    shown = gate if node.gate.nodes else None
+    return NodeExplanation(node.name, label, text, shown, error)
 
 
 # --- gates ---
@@ -215,7 +223,7 @@ def _stale_text(node: Node, statuses: Mapping[str, NodeStatus]) -> str:
     changing = [
         f"node `{name}`"
         for name in node.upstream
-        if statuses.get(name, NodeStatus.FRESH) not in {NodeStatus.BLOCKED, NodeStatus.FRESH}
+        if statuses.get(name, NodeStatus.FRESH) not in SETTLED_STATUSES
     ]
     return f"out of date, waiting for {_join(changing)}"
 

@@ -13,6 +13,7 @@ import msgspec
 
 from longwatch.errors import PermanentError, SerializationError
 from longwatch.flow.nodes import CONTEXT_PARAMETER, Node
+from longwatch.flow.schedules import encode_answer, to_answer
 from longwatch.store.json_codec import Codec, CodecWording
 
 MAX_VALUE_BYTES = 16 << 20
@@ -75,7 +76,11 @@ def arguments(node: Node, inputs: str, context: object) -> dict[str, Any]:
 
 
 def encode_result(node: Node, result: Any) -> bytes:
-    """Encode a result as JSON; raises PermanentError for a result that is not JSON or too large."""
+    """Encode a result as JSON; raises PermanentError for a result that is not JSON or too large,
+    or that is no time of a tick.
+    """
+    if node.is_tick:
+        return encode_answer(to_answer(node.name, result))
     try:
         return VALUE_CODEC.encode(result)
     except (SerializationError, ValueError) as error:

@@ -13,6 +13,7 @@ from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError
 from longwatch.flow.gates import AllOf, Gate, GateLike, gate_text, to_gate
 from longwatch.flow.node_options import Isolation, NodeOptions, validate_options
+from longwatch.flow.schedules import Schedule
 
 MAX_NODE_NAME_LENGTH = 100
 CONTEXT_PARAMETER = "context"
@@ -25,6 +26,8 @@ class NodeKind(StrEnum):
 
     INPUT = "input"  # users set its value
     COMPUTE = "compute"  # its function computes its value
+    TICK_ONCE = "tick_once"  # it fires at a time
+    TICK_RECURRING = "tick_recurring"  # it fires again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Node:
     gate: Gate = _ALWAYS
     function: Callable[..., Any] | None = None
     options: NodeOptions = field(default_factory=NodeOptions)
+    schedule: Schedule | None = None
+    """When a tick fires; None if its function decides that."""
     upstream: tuple[str, ...] = field(init=False)
     """The names of the nodes that it depends on."""
 
@@ -52,6 +57,10 @@ class Node:
     @property
     def is_input(self) -> bool:
         return self.kind is NodeKind.INPUT
+
+    @property
+    def is_tick(self) -> bool:
+        return self.kind in {NodeKind.TICK_ONCE, NodeKind.TICK_RECURRING}
 
 
 def input(name: str) -> Node:  # noqa: A001 - the public name of the API
@@ -71,9 +80,7 @@ def compute(
         raise GraphError(
             f"node {name!r} has no upstream nodes; name them in after=, or make it an input"
         )
-    _validate_function(name, function, gate)
-    if node_options.isolation is Isolation.PROCESS:
-        _validate_importable(name, function)
+    validate_function(name, function, gate, node_options)
     return Node(name, NodeKind.COMPUTE, gate, function, node_options)
 
 
@@ -96,13 +103,16 @@ def validate_name(name: Any) -> str:
     return str(name)
 
 
-def _validate_function(name: str, function: Any, gate: Gate) -> None:
+def validate_function(name: str, function: Any, gate: Gate, options: NodeOptions) -> None:
+    """Validate the function of a node. Raises GraphError."""
     if not callable(function):
         raise GraphError(f"node {name!r} needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise GraphError(f"the function of node {name!r} is a generator; use return, not yield")
     for parameter in _signature(name, function).parameters.values():
         _validate_parameter(name, parameter, gate)
+    if options.isolation is Isolation.PROCESS:
+        _validate_importable(name, function)
 
 
 def _signature(name: str, function: Any) -> inspect.Signature:
@@ -130,7 +140,7 @@ def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> 
         hint = did_you_mean(
             parameter.name,
             gate.nodes,
-            default=f"add it to after=, which has {', '.join(gate.nodes)}",
+            default=f"add it to after=, which has {', '.join(gate.nodes) or 'none'}",
         )
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r}, which is not in "

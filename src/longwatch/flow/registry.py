@@ -63,7 +63,7 @@ class Registry:
         self.graphs: dict[GraphId, Graph] = {}
         self._database = database
         self._records = records
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         if isinstance(graphs, Graph):
             raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
         self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
@@ -89,7 +89,7 @@ class Registry:
         """
         registered = self.registered().get(state.graph_id)
         if registered is not None:
-            propagate(registered.graph, state, registered.queue_by_node, now=self._clock.wall())
+            propagate(registered.graph, state, registered.queue_by_node, now=self.clock.wall())
 
     def refresh(self) -> None:
         """Read the queues again: another process may have given a node a queue of its own, or

@@ -36,6 +36,7 @@ from longwatch.flow.records import (
     notify_workers,
 )
 from longwatch.flow.registry import Registry
+from longwatch.flow.ticks import settle_tick
 from longwatch.flow.waiters import Waiters
 from longwatch.flow.work_reports import emit_ends_on_commit
 from longwatch.store.blame import Blame
@@ -131,7 +132,7 @@ class AttemptSettler:
         loaded, valid = recalled or self._load(tx, executions)
         attempts = _validate(settlements, loaded, valid)
         for claim, (state, attempt) in attempts.items():
-            _apply(settlements[claim], state, attempt)
+            self._apply(settlements[claim], state, attempt)
         written = list({state.number: state for state, _ in attempts.values()}.values())
         for state in written:
             self._registry.propagate(tx, state)
@@ -149,6 +150,23 @@ class AttemptSettler:
         if len(numbers) < len(executions):
             numbers = list(self._records.executions_of(tx, executions).values())
         return self._records.load_with_claims(tx, numbers, list(executions))
+
+    def _apply(self, settlement: Settlement, state: ExecutionState, attempt: Attempt) -> None:
+        if settlement.outcome is not RowOutcome.DONE:
+            state.fail(
+                attempt,
+                _end_cause(settlement),
+                error=settlement.error,
+                traceback=settlement.traceback,
+                delay=settlement.delay,
+            )
+            return
+        result = (settlement.result or b"null").decode()
+        node = self._registry.graphs[state.graph_id].nodes[attempt.node]
+        if node.is_tick:
+            settle_tick(node, state, attempt, result, now=self._registry.clock.wall())
+        else:
+            state.succeed(attempt, result)
 
     def _notify(self, tx: Transaction, state: ExecutionState) -> None:
         registered = self._registry.registered().get(state.graph_id)
@@ -171,19 +189,6 @@ def _validate(
             if attempt is not None and attempt.seq == claim.seq:
                 attempts[claim] = state, attempt
     return attempts
-
-
-def _apply(settlement: Settlement, state: ExecutionState, attempt: Attempt) -> None:
-    if settlement.outcome is RowOutcome.DONE:
-        state.succeed(attempt, (settlement.result or b"null").decode())
-    else:
-        state.fail(
-            attempt,
-            _end_cause(settlement),
-            error=settlement.error,
-            traceback=settlement.traceback,
-            delay=settlement.delay,
-        )
 
 
 def _end_cause(settlement: Settlement) -> AttemptEndCause:
