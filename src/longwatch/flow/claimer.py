@@ -41,6 +41,7 @@ _COLUMNS = (
     "abandon_after",
     "heartbeat_timeout",
     "element",
+    "due_at",
 )
 
 
@@ -61,6 +62,8 @@ class ClaimedAttempt(NamedTuple):
     heartbeat_timeout: float | None
     element: int | None
     """The element of a map that it computes; None: a node."""
+    due_at: float | None
+    """When the tick was due that this attempt fires; None for an attempt that computes."""
     inputs: str | None
     """None if the values are too large together."""
     is_stale: bool

@@ -29,8 +29,10 @@ from longwatch.flow.explanation import (
 from longwatch.flow.graph import Graph
 from longwatch.flow.map_records import MapProgress
 from longwatch.flow.map_settler import abandon_elements
-from longwatch.flow.propagation import NodeStatus
+from longwatch.flow.node_status import FRESH_STATUSES
+from longwatch.flow.nodes import NodeKind
 from longwatch.flow.records import LoadedExecutions, change_channel
+from longwatch.flow.ticks import set_paused
 from longwatch.store.database import Row, Transaction
 
 if TYPE_CHECKING:
@@ -216,7 +218,9 @@ class Execution:
     def explain(self) -> Explanation:
         """Explain for every node what state it is in and what it waits for."""
         state, maps = self._flow.database.read(self._load_with_maps)
-        return explain(self._definition, self._require_loaded(state), maps)
+        return explain(
+            self._definition, self._require_loaded(state), maps, now=self._flow.clock.wall()
+        )
 
     # --- operator actions ---
 
@@ -287,6 +291,18 @@ class Execution:
 
         return self._change(work, also=abandon_map)
 
+    def pause(self, node: str) -> int:
+        """Pause a recurring tick: it does not fire until `resume`; returns the revision.
+        Idempotent. Raises UsageError for any other node.
+        """
+        return self._set_paused(node, paused=True)
+
+    def resume(self, node: str) -> int:
+        """Resume a paused tick with its next time from now; returns the revision. Times that
+        passed meanwhile are not caught up. Idempotent. Raises UsageError for any other node.
+        """
+        return self._set_paused(node, paused=False)
+
     def cancel(self) -> int:
         """Cancel all open attempts, for good; returns the revision. Values stay. Idempotent."""
 
@@ -316,6 +332,15 @@ class Execution:
             raise UsageError(
                 f"node {node!r} of graph {self.graph!r} is an input and not computed; set it"
             )
+
+    def _set_paused(self, node: str, *, paused: bool) -> int:
+        tick = self._definition.node(node)
+        if tick.kind is not NodeKind.TICK_RECURRING:
+            raise UsageError(
+                f"node {node!r} of graph {self.graph!r} is {tick.kind}, and only a recurring tick "
+                f"can be paused; cancel() ends all nodes of an execution"
+            )
+        return self._change(lambda state: set_paused(tick, state, paused=paused))
 
     def _change(
         self,
@@ -362,7 +387,7 @@ class Execution:
         if not state.is_set(node):
             return None
         is_input = self._definition.nodes[node].is_input
-        fresh = is_input or node_statuses(self._definition, state)[node] is NodeStatus.FRESH
+        fresh = is_input or node_statuses(self._definition, state)[node] in FRESH_STATUSES
         return Value(state.value(node), state.revision_of(node), fresh)
 
     def _is_outgrown(self, state: ExecutionState) -> bool:

@@ -134,6 +134,13 @@ class ExecutionState:
         found = self.nodes.get(node)
         return found.revision if found is not None and found.is_set else 0
 
+    def has_attempt(self, node: str, inputs: str) -> bool:
+        """Whether an attempt of a node with these inputs is open, or about to be opened."""
+        attempt, new_attempt = self.open_attempts.get(node), self.new_attempts.get(node)
+        return (attempt is not None and attempt.computed_with == inputs) or (
+            new_attempt is not None and new_attempt.computed_with == inputs
+        )
+
     @property
     def has_changes(self) -> bool:
         """Whether a value, an attempt or the revision has changed since the load."""
@@ -177,10 +184,10 @@ class ExecutionState:
 
     # --- transitions ---
 
-    def set_value(self, node: str, value: str) -> None:
-        """Set the value of a node; an equal value changes nothing."""
+    def set_value(self, node: str, value: str, *, always_new: bool = False) -> None:
+        """Set the value of a node; an equal value changes nothing, unless `always_new`."""
         record = self.node(node)
-        if record.is_set and _is_same_value(record.value, value):
+        if not always_new and record.is_set and _is_same_value(record.value, value):
             return
         record.is_set, record.value, record.revision = True, value, self._next_revision()
         self.changed_nodes.add(node)
@@ -197,16 +204,20 @@ class ExecutionState:
             )
             self.changed_nodes.add(node)
 
-    def succeed(self, attempt: Attempt, value: str) -> None:
-        """End an attempt with a result."""
+    def succeed(self, attempt: Attempt, value: str, *, always_new: bool = False) -> None:
+        """End an attempt with a result, which is a new revision if it differs or `always_new`."""
         self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
-        self.compute_value(attempt.node, value, attempt.computed_with)
+        self.compute_value(attempt.node, value, attempt.computed_with, always_new=always_new)
 
-    def compute_value(self, node: str, value: str, inputs: str) -> None:
-        """Set the value that was computed from these inputs. It drops a new attempt."""
+    def compute_value(
+        self, node: str, value: str, inputs: str, *, always_new: bool = False
+    ) -> None:
+        """Set the value that was computed from these inputs, as a new revision if it differs or
+        `always_new`. It drops a new attempt.
+        """
         record = self.node(node)
         before = record.revision
-        self.set_value(node, value)
+        self.set_value(node, value, always_new=always_new)
         self._has_unchanged_result = self._has_unchanged_result or record.revision == before
         record.computed_with = inputs
         record.reset_attempts(None)
@@ -220,6 +231,11 @@ class ExecutionState:
         count_failure(record, AttemptEndCause.PERMANENT, max_attempts=1, error=error)
         self.changed_nodes.add(node)
         self.new_attempts.pop(node, None)
+
+    def end_schedule(self, attempt: Attempt) -> None:
+        """End an attempt that has computed when a tick fires. The value stays."""
+        self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
+        self.node(attempt.node).reset_attempts(None)
 
     def fail(
         self,

@@ -19,6 +19,7 @@ from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
+from longwatch.flow.statistics import GraphStatistics, read_statistics
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
 from longwatch.flow.worker import FlowWorker
@@ -130,6 +131,16 @@ class Flow:
                 lambda tx: tx.rows(self.records.sql["newest_executions"], page)
             )
         ]
+
+    def statistics(self, graph: str) -> GraphStatistics:
+        """Count the executions of all versions of a graph by state, and for each node how many
+        have computed it and how long that takes.
+
+        Reads every execution of the graph. Raises UnknownGraphError for a graph that was not given
+        to this Flow and that the store does not have.
+        """
+        graphs = self.registry.graphs.values()
+        return self.database.read(lambda tx: read_statistics(tx, self.records, graph, graphs))
 
     # --- work ---
 

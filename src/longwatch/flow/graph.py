@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from longwatch.core.suggest import did_you_mean
@@ -13,6 +14,7 @@ from longwatch.flow.map_nodes import map as map_
 from longwatch.flow.node_options import MAX_COUNT, is_positive_int
 from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
+from longwatch.flow.tick_nodes import tick_once, tick_recurring
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MAX_GRAPH_NAME_LENGTH = 200
@@ -50,6 +52,37 @@ class Graph:
     def input(self, name: str) -> None:
         """Add an input: a node whose value users set."""
         self._add([input_(name)])
+
+    def tick_once(
+        self,
+        name: str | None = None,
+        *,
+        after: GateLike | Iterable[GateLike] = (),
+        delay: float | None = None,
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a node that fires once: `delay` seconds after its gate is met, or, as a decorator,
+        when the decorated function says; see `tick_nodes.tick_once`.
+        """
+        make = partial(tick_once, after=after, **options)
+        return self._define_tick(name, make, None if delay is None else {"delay": delay})
+
+    def tick_recurring(
+        self,
+        name: str | None = None,
+        *,
+        after: GateLike | Iterable[GateLike] = (),
+        every: float | None = None,
+        cron: str | None = None,
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a node that fires again and again: `every` so many seconds, at the times of a `cron`
+        expression in a `timezone`, or, as a decorator, when the decorated function says; see
+        `tick_nodes.tick_recurring`.
+        """
+        make = partial(tick_recurring, after=after, **options)
+        is_plain = every is not None or cron is not None
+        return self._define_tick(name, make, {"every": every, "cron": cron} if is_plain else None)
 
     def compute(
         self, *, after: GateLike | Iterable[GateLike], name: str | None = None, **options: Any
@@ -127,7 +160,7 @@ class Graph:
         if not node.is_input:
             raise UsageError(
                 f"node {name!r} of graph {self.name!r} is computed; set what it comes after: "
-                f"{', '.join(node.upstream)}"
+                f"{', '.join(node.upstream) or 'nothing'}"
             )
         return node
 
@@ -135,6 +168,25 @@ class Graph:
         return f"<Graph {self.name} {self.version}: {', '.join(self.nodes)}>"
 
     # --- validation ---
+
+    def _define_tick(
+        self, name: str | None, make: Callable[..., Node], schedule: dict[str, Any] | None
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a tick with this schedule. Without one, the returned decorator adds it."""
+
+        def define(function: FunctionT) -> FunctionT:
+            if schedule is not None:
+                raise GraphError(
+                    f"tick {name!r} has a schedule and takes no function; leave out delay=, "
+                    f"every= or cron=, or write a call instead of a decorator"
+                )
+            named = name if name is not None else str(getattr(function, "__name__", ""))
+            self._add([make(named, function=function)])
+            return function
+
+        if schedule is not None:
+            self._add([make(name, **schedule)])
+        return define
 
     def _add(self, nodes: Iterable[Node]) -> None:
         """Add all of these nodes or none. Raises GraphError at the definition of a wrong node."""

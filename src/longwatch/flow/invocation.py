@@ -13,6 +13,7 @@ import msgspec
 
 from longwatch.errors import PermanentError, SerializationError
 from longwatch.flow.nodes import CONTEXT_PARAMETER, Node
+from longwatch.flow.schedules import encode_answer, to_answer
 from longwatch.store.json_codec import Codec, CodecWording
 
 MAX_VALUE_BYTES = 16 << 20
@@ -89,7 +90,11 @@ def add_element(inputs: str, element: str) -> str:
 
 
 def encode_result(node: Node, result: Any) -> bytes:
-    """Encode a result as JSON; raises PermanentError for a result that is not JSON or too large."""
+    """Encode a result as JSON; raises PermanentError for a result that is not JSON or too large,
+    or that is no time of a tick.
+    """
+    if node.is_tick:
+        return encode_answer(to_answer(node.name, result))
     try:
         return VALUE_CODEC.encode(result)
     except (SerializationError, ValueError) as error:

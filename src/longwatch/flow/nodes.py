@@ -13,6 +13,7 @@ from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError
 from longwatch.flow.gates import AllOf, Gate, GateLike, gate_text, to_gate
 from longwatch.flow.node_options import Isolation, NodeOptions, validate_options
+from longwatch.flow.schedules import Schedule
 
 MAX_NODE_NAME_LENGTH = 100
 CONTEXT_PARAMETER = "context"
@@ -26,6 +27,8 @@ class NodeKind(StrEnum):
     INPUT = "input"  # users set its value
     COMPUTE = "compute"  # its function computes its value
     MAP = "map"  # its function computes each element of a list
+    TICK_ONCE = "tick_once"  # it fires at a time
+    TICK_RECURRING = "tick_recurring"  # it fires again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Node:
     """The node whose list a map takes its elements from."""
     max_in_flight: int = 0
     """How many elements of a map may have open attempts."""
+    schedule: Schedule | None = None
+    """When a tick fires; None if its function decides that."""
     upstream: tuple[str, ...] = field(init=False)
     """The names of the nodes that it depends on."""
 
@@ -58,6 +63,10 @@ class Node:
     @property
     def is_input(self) -> bool:
         return self.kind is NodeKind.INPUT
+
+    @property
+    def is_tick(self) -> bool:
+        return self.kind in {NodeKind.TICK_ONCE, NodeKind.TICK_RECURRING}
 
 
 def input(name: str) -> Node:  # noqa: A001 - the public name of the API
@@ -164,7 +173,7 @@ def _validate_parameter(name: str, parameter: inspect.Parameter, upstream: Colle
         hint = did_you_mean(
             parameter.name,
             upstream,
-            default=f"add it to after=, which has {', '.join(upstream) or 'no node'}",
+            default=f"add it to after=, which has {', '.join(upstream) or 'none'}",
         )
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r}, which is not in "

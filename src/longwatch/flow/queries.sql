@@ -136,6 +136,49 @@ LEFT JOIN (SELECT queue, count(*) AS running FROM longwatch_computations WHERE l
     ON leased.queue = waiting.queue
 GROUP BY graph
 
+-- name: stored_graphs
+-- The names of all graphs.
+SELECT DISTINCT graph FROM longwatch_graph_queues ORDER BY graph
+
+-- name: count_executions
+-- Count the executions of a graph by state and by whether a worker computes a node of them.
+SELECT state, is_running, count(*) FROM (
+    SELECT state, CASE WHEN state = 0 AND EXISTS (
+        SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2) THEN 1 ELSE 0 END AS is_running
+    FROM longwatch_executions AS e WHERE graph = :graph
+) AS counted GROUP BY state, is_running
+
+-- name: count_values
+-- By node: the number of executions of a graph in which it is set, in which it was given up, and whether an attempt at it has ended.
+SELECT node, sum(is_set), sum(failed), max(CASE WHEN computed_with IS NULL AND attempted_with IS NULL THEN 0 ELSE 1 END)
+FROM longwatch_executions AS e JOIN longwatch_values AS v ON v.execution = e.execution WHERE graph = :graph GROUP BY node
+
+-- name: count_open_attempts
+-- By node: the number of executions of a graph in which a worker computes it, and in which it waits for a worker or for its time. Each part
+-- reads a partial index; ended attempts are not read.
+SELECT node, count(DISTINCT running), count(DISTINCT waiting) FROM (
+    SELECT node, execution AS running, NULL AS waiting FROM longwatch_computations
+    WHERE lease_state = 2 AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+    UNION ALL SELECT node, NULL, execution FROM longwatch_computations
+    WHERE lease_state = 0 AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+    UNION ALL SELECT node, NULL, execution FROM longwatch_computations
+    WHERE lease_state = 1 AND pending IS NULL AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+) AS open_attempts GROUP BY node
+
+-- name: newest_attempt
+-- The number of the newest attempt; null if there is none. SQLite reads one row only for a bare max().
+SELECT max(seq) FROM longwatch_computations
+
+-- name: attempt_durations
+-- The durations of the newest successful attempts of each node of a graph, the newest first, among the attempts in a range of numbers. The
+-- firing of a tick runs no code and is left out.
+SELECT node, seconds FROM (
+    SELECT seq, node, ended_at - started_at AS seconds, row_number() OVER (PARTITION BY node ORDER BY seq DESC) AS place
+    FROM longwatch_computations
+    WHERE seq > :after AND seq <= :upto AND state = 'success' AND started_at IS NOT NULL AND due_at IS NULL
+        AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+) AS newest WHERE place <= :limit ORDER BY seq DESC
+
 -- name: sweep_position
 -- Where the next run of a sweep continues.
 SELECT position FROM longwatch_sweeps WHERE sweep = :sweep

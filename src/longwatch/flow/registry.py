@@ -64,7 +64,7 @@ class Registry:
         self.graphs: dict[GraphId, Graph] = {}
         self._database = database
         self._records = records
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         if isinstance(graphs, Graph):
             raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
         self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
@@ -92,9 +92,9 @@ class Registry:
         if registered is None:
             return
         graph, queue_by_node = registered.graph, registered.queue_by_node
-        propagate(graph, state, queue_by_node, now=self._clock.wall())
+        propagate(graph, state, queue_by_node, now=self.clock.wall())
         while graph.map_nodes and prepare_maps(tx, self._records.maps, graph, state):
-            propagate(graph, state, queue_by_node, now=self._clock.wall())
+            propagate(graph, state, queue_by_node, now=self.clock.wall())
 
     def refresh(self) -> None:
         """Read the queues again: another process may have given a node a queue of its own, or

@@ -39,6 +39,7 @@ from longwatch.flow.records import (
     notify_workers,
 )
 from longwatch.flow.registry import Registry
+from longwatch.flow.ticks import settle_tick
 from longwatch.flow.waiters import Waiters
 from longwatch.flow.work_reports import emit_ends_on_commit
 from longwatch.store.blame import Blame
@@ -145,7 +146,7 @@ class AttemptSettler:
         loaded, valid = recalled or self._load(tx, executions, ended)
         attempts = _validate(settlements, loaded, valid)
         for claim, (state, attempt) in attempts.items():
-            _apply(settlements[claim], state, attempt)
+            self._apply(settlements[claim], state, attempt)
         for execution, node in ended.finished:
             finish_map(tx, self._records, loaded[execution], node)
         changed = {state.number: state for state, _ in attempts.values()}
@@ -206,6 +207,23 @@ class AttemptSettler:
             tx, [each for each in graph_ids if each in registered and registered[each].is_capped]
         )
 
+    def _apply(self, settlement: Settlement, state: ExecutionState, attempt: Attempt) -> None:
+        if settlement.outcome is not RowOutcome.DONE:
+            state.fail(
+                attempt,
+                _end_cause(settlement),
+                error=settlement.error,
+                traceback=settlement.traceback,
+                delay=settlement.delay,
+            )
+            return
+        result = (settlement.result or b"null").decode()
+        node = self._registry.graphs[state.graph_id].nodes[attempt.node]
+        if node.is_tick:
+            settle_tick(node, state, attempt, result, now=self._registry.clock.wall())
+        else:
+            state.succeed(attempt, result)
+
     def _notify(self, tx: Transaction, state: ExecutionState) -> None:
         registered = self._registry.registered().get(state.graph_id)
         if registered is not None:
@@ -227,19 +245,6 @@ def _validate(
             if attempt is not None and attempt.seq == claim.seq:
                 attempts[claim] = state, attempt
     return attempts
-
-
-def _apply(settlement: Settlement, state: ExecutionState, attempt: Attempt) -> None:
-    if settlement.outcome is RowOutcome.DONE:
-        state.succeed(attempt, (settlement.result or b"null").decode())
-    else:
-        state.fail(
-            attempt,
-            _end_cause(settlement),
-            error=settlement.error,
-            traceback=settlement.traceback,
-            delay=settlement.delay,
-        )
 
 
 def _element_ending(settlement: Settlement) -> ElementEnding:
