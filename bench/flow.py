@@ -7,7 +7,7 @@ are what one execution asks of the disk.
 
 In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_ROUNDS=3,
 BENCH_EXECUTIONS=400 in a round, after BENCH_WARMTH=2 seconds that do not count,
-BENCH_PARTS=race,closer,rows.
+BENCH_PARTS=race,closer,rows,explain,ticks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,35 @@ def rows(place: Path) -> None:
         print(f"| {kind} | {renewed:.0f} | {few:.1f} | {lots:.1f} |", flush=True)
 
 
-PARTS = {"race": race, "closer": closer_look, "rows": rows}
+def explain(place: Path) -> None:
+    from flow_bench import explaining  # noqa: PLC0415
+    from queue_bench import stores  # noqa: PLC0415
+
+    print(
+        "\n| store | `explain` of 100 nodes one after the other, ms | each after all before it "
+        "(4,950 conditions), ms |\n|---|---:|---:|"
+    )
+    for kind in env_list("BENCH_STORES", ",".join(STORES)):
+        with stores.opened_store(kind, place / f"explain-{kind}") as store:
+            chain, dense = explaining.chain_and_dense(store.fresh())
+        print(f"| {kind} | {chain:.1f} | {dense:.1f} |", flush=True)
+
+
+def ticks(place: Path) -> None:
+    from flow_bench import ticks as due  # noqa: PLC0415
+    from queue_bench import stores  # noqa: PLC0415
+
+    print(
+        "\n| store | firing 10,000 due ticks, s | and computing the node after each, s |\n"
+        "|---|---:|---:|"
+    )
+    for kind in env_list("BENCH_STORES", ",".join(STORES)):
+        with stores.opened_store(kind, place / f"ticks-{kind}") as store:
+            found = due.firing(store.fresh())
+        print(f"| {kind} | {found.fired:.1f} | {found.computed:.1f} |", flush=True)
+
+
+PARTS = {"race": race, "closer": closer_look, "rows": rows, "explain": explain, "ticks": ticks}
 
 
 def main() -> None:

@@ -63,9 +63,15 @@ def double(n: int) -> int:
     return 2 * n
 
 
+clock = Graph("clock", version="1")
+clock.tick_recurring("hourly", every=3600)
+clock.tick_once("later", delay=3600)
+
+
 STORE = os.environ.get("STORE", "sqlite:///flow.db")
 flow = Flow(STORE, graphs=[graph])
 two = Flow(STORE, graphs=[graph, other])
+ticking = Flow(STORE, graphs=[clock])
 none = Flow(STORE)
 number = 5
 

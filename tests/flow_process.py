@@ -111,7 +111,21 @@ def job(journal: Journal, **options: Any) -> Graph:
     return graph
 
 
-GRAPHS: dict[str, Callable[..., Graph]] = {"diamond": diamond, "job": job}
+def wide(journal: Journal, **options: Any) -> Graph:
+    """A map whose elements take a moment each."""
+    graph = Graph("wide", version="1")
+    graph.input("numbers")
+
+    def work(number: int, context: FlowContext) -> list[int]:
+        journal.write("began", *AttemptRecord.from_context(context))
+        _NEVER.wait(random.uniform(0.0, 0.03))
+        return [number, context.attempt, context.fencing_token]
+
+    graph.map("mapped", over="numbers", function=work, **options)
+    return graph
+
+
+GRAPHS: dict[str, Callable[..., Graph]] = {"diamond": diamond, "job": job, "wide": wide}
 
 
 # --- workers ---

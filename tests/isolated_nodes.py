@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,23 @@ first_shadowed = shadowed
 
 def shadowed(x: int) -> int:  # type: ignore[no-redef]
     return x + 1
+
+
+def in_an_hour(kind: tuple[str, float]) -> Any:
+    return _at_offset(kind, 3600.0)
+
+
+def an_hour_ago(kind: tuple[str, float]) -> Any:
+    return _at_offset(kind, -3600.0)
+
+
+def naive_time(kind: tuple[str, float]) -> Any:
+    return datetime.fromtimestamp(kind[1])  # noqa: DTZ006 - refused by ticks
+
+
+def _at_offset(kind: tuple[str, float], seconds: float) -> Any:
+    """This many seconds from the given time, or from now, as what a schedule may return."""
+    name, now = kind
+    if name == "datetime":
+        return datetime.fromtimestamp(now + seconds, UTC)
+    return timedelta(seconds=seconds) if name == "timedelta" else seconds

@@ -117,7 +117,7 @@ def place(
 
 # --- what cannot be ---
 
-LOOKING = ("ls",), ("show", "abc")
+LOOKING = ("ls",), ("show", "abc"), ("stats",)
 WITH_CODE = (
     ("explain", "abc"),
     ("graph",),
@@ -126,6 +126,8 @@ WITH_CODE = (
     ("unset", "abc", "job"),
     ("retry", "abc", "pages"),
     ("abandon", "abc", "pages"),
+    ("pause", "abc", "hourly"),
+    ("resume", "abc", "hourly"),
     ("cancel", "abc"),
     ("sweep",),
     ("start", "jobs"),
@@ -304,6 +306,27 @@ def test_an_execution_that_is_not_there_is_told(
     assert told.startswith("there is no execution 'abc' in sqlite:///flow.db")
 
 
+def test_a_recurring_tick_is_paused_and_resumed_and_explained(place: FlowDirectory) -> None:
+    with Flow(place.url, [flow_app.clock]) as flow:
+        identity = flow.start("clock").id
+    target = "flow_app:ticking"
+
+    def explained() -> str:
+        return "\n".join(place.output("explain", target, identity))
+
+    assert "hourly: scheduled: it fires at " in explained()
+    done = place.output("pause", target, identity, "hourly")
+    assert [f"execution {identity} has paused hourly, at revision 0"] == done
+    assert "hourly: paused; resume it to go on" in explained()
+    assert any("paused" in line for line in place.output("graph", target, "--execution", identity))
+    resumed = json.loads("".join(place.output("resume", target, identity, "hourly", "--json")))
+    assert {"execution": identity, "revision": 0} == resumed
+    assert "hourly: scheduled: it fires at " in explained()
+    assert place.refusal_of("pause", target, identity, "later").startswith(
+        "node 'later' of graph 'clock' is tick_once, and only a recurring tick can be paused"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -326,6 +349,8 @@ def test_an_execution_that_is_not_there_is_told(
         (("retry", "report"), "node 'report' of "),
         (("abandon", "report"), "node 'report' of "),
         (("abandon", "nothing"), "graph 'jobs' has no node 'nothing'; "),
+        (("pause", "pages"), "node 'pages' of graph 'jobs' is compute, and only a recurring tick"),
+        (("resume", "job"), "node 'job' of graph 'jobs' is input, and only a recurring tick can"),
     ],
     ids=str,
 )
@@ -507,6 +532,41 @@ def test_explain_prints_the_tree_and_tells_it_to_machines(place: FlowDirectory) 
     assert job_is_set == told["nodes"][2]["gate"]["parts"][0]
     assert place.output("explain", started.id, LONGWATCH_FLOW=TARGET) == place.output(
         "explain", TARGET, started.id
+    )
+
+
+def test_stats_shows_how_far_executions_get_and_how_long_nodes_take(place: FlowDirectory) -> None:
+    place.computed({"id": "a", "pages": 20})
+    place.computed({"id": "b", "pages": 1})
+    place.start()
+    place.flow.start("other")
+    with closing(sqlite3.connect(place.cwd / "flow.db")) as store, store:
+        store.execute(
+            "UPDATE longwatch_computations SET started_at = 1000, ended_at = 1000.25 "
+            "WHERE state = 'success'"
+        )
+    assert [
+        "graph jobs, 3 executions: 1 waiting, 2 done",
+        "node    set  % set  failed  running  waiting  samples  mean    p50     p95     max",
+        "job       3    100       0        0        0",
+        "draft     0      0       0        0        0",
+        "pages     2     66       0        0        1        2  0.25 s  0.25 s  0.25 s  0.25 s",
+        "report    1     33       0        0        0        1  0.25 s  0.25 s  0.25 s  0.25 s",
+    ] == place.output("stats", TARGET, "jobs")
+    told = place.json_output("stats", "--store", "sqlite:///flow.db")
+    assert ["jobs", "other"] == [each["graph"] for each in told]
+    assert (1, 2, 0) == tuple(
+        told[0]["executions"][state] for state in ("waiting", "done", "failed")
+    )
+    durations = {"count": 2, "mean": 0.25, "p50": 0.25, "p95": 0.25, "max": 0.25}
+    pages = {"node": "pages", "set": 2, "failed": 0, "running": 0, "waiting": 1}
+    assert pages | {"durations": durations} in told[0]["nodes"]
+    with_code = place.json_output("stats", "flow_app:two")
+    assert ["job", "pages", "report"] == [each["node"] for each in told[0]["nodes"]]
+    assert ["job", "draft", "pages", "report"] == [each["node"] for each in with_code[0]["nodes"]]
+    assert told[0]["executions"] == with_code[0]["executions"]
+    assert "there is no graph 'job' in the store; did you mean jobs?" == place.refusal_of(
+        "stats", "job", "--store", "sqlite:///flow.db"
     )
 
 

@@ -187,6 +187,9 @@ class ManualWorker:
         """Compute these, one after the other; the result of one may call off the next."""
         for each in leased:
             node = self._graph(each).nodes[each.item.node]
+            if each.item.due_at is not None:
+                self.succeed(each, None)
+                continue
             assert node.function is not None
             self.runs[node.name] += 1
             self.succeed(each, node.function(**arguments(node, each.item.inputs, None)))

@@ -181,3 +181,34 @@ def test_no_name_or_text_of_a_user_is_read_as_something_else() -> None:
     lines = mermaid_diagram(graph).splitlines()
     assert "title: 'graph it''s 1'" == lines[1]
     assert '    n1 -->|"a #quot;b#quot; #lt;c#gt; #35;35; #amp; #124; "| n2' == lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("a<br/>b", "a#lt;br/#gt;b"),
+        ("`**a**`", "#96;**a**#96;"),
+        ("%%{init: {}}%%", "#37;#37;{init#58; {}}#37;#37;"),
+        ("style x:red", "style x#58;red"),
+    ],
+)
+def test_markup_in_the_text_of_a_test_is_drawn_as_it_is(text: str, drawn: str) -> None:
+    assert [f'n1 -->|"{drawn}"| n3'] == arrows(graph_of(when("a", is_long, text=text)))
+
+
+def star(arms: int) -> Graph:
+    nodes = [input("a"), *(compute(f"n{number}", "a", anything) for number in range(arms))]
+    return Graph("star", version="1", nodes=nodes)
+
+
+def test_a_comment_warns_of_a_chart_that_mermaid_does_not_draw_by_default() -> None:
+    assert "%%" not in mermaid_diagram(star(500))
+    lines = mermaid_diagram(star(501)).splitlines()
+    assert lines[4].startswith("    %% 501 arrows, ")
+    assert lines[4].endswith("only with a higher maxEdges and maxTextSize")
+    assert 4 + 1 + 502 + 501 == len(lines)
+
+
+def test_a_comment_warns_of_a_chart_with_too_much_text() -> None:
+    test = when("a", is_long, text="x" * 50_000)
+    assert "    %% 1 arrows, 50" in mermaid_diagram(graph_of(test))

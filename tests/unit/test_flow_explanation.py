@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from longwatch.flow import Graph, compute, input, not_, or_, when  # noqa: A004 - the contract's word
 from longwatch.flow.attempt import AttemptEndCause
-from longwatch.flow.explanation import explain
+from longwatch.flow.explanation import Explanation, explain
 from test_flow_propagation import FakeExecution, even, graph_of, total
+
+
+def explained(execution: FakeExecution) -> Explanation:
+    return explain(execution.graph, execution.load())
 
 
 def line(execution: FakeExecution, node: str) -> str:
@@ -41,6 +47,20 @@ class TestBlocked:
         execution = graph_of("a", b="a", c="b")
         execution.set(a=1)
         assert "c is waiting for node `b`" == line(execution, "c")
+
+    def test_says_that_the_node_it_waits_for_was_given_up(self) -> None:
+        execution = graph_of("a", b="a", c="b", d="c")
+        execution.set(a=1)
+        execution.fail("b", AttemptEndCause.PERMANENT)
+        assert "c is waiting for node `b`, which was given up" == line(execution, "c")
+        assert "d is waiting for node `c`" == line(execution, "d")
+
+    def test_lists_ten_conditions_and_counts_the_others(self) -> None:
+        names = [f"n{number}" for number in range(12)]
+        execution = graph_of(*names, c=names)
+        shown = " and ".join(f"input `{name}`" for name in names[:10])
+        assert f"c is waiting for {shown} and 2 more" == line(execution, "c")
+        assert all(f"✗ {name} is not set" in str(explained(execution)) for name in names)
 
     def test_names_each_alternative(self) -> None:
         execution = graph_of("a", "b", c=(or_("a", "b"), total))
@@ -178,3 +198,23 @@ c: waiting for input `b` or even of `a` to be true
          ✗ b is not set
          ✗ even of a is false"""
     assert expected == str(explain(execution.graph, execution.load()))
+
+
+@pytest.mark.parametrize("is_met", [True, False])
+def test_twice_the_nodes_take_twice_the_tests_of_gates(*, is_met: bool) -> None:
+    """The time is linear: every gate is evaluated a fixed number of times."""
+    counts = []
+    for nodes in (10, 20):
+        calls: list[int] = []
+
+        def test(value: int, calls: list[int] = calls) -> bool:
+            calls.append(value)
+            return is_met
+
+        names = [f"n{number}" for number in range(nodes)]
+        execution = graph_of("a", "x", **{name: ([when("a", test), "x"], total) for name in names})
+        execution.set(a=1)
+        calls.clear()
+        assert nodes == sum(facts.state == "blocked" for facts in explained(execution).nodes)
+        counts.append(len(calls))
+    assert 2 * counts[0] == counts[1]

@@ -132,7 +132,7 @@ class TestHoldingTogether:
         assert (["url"], ()) == (list(made.nodes), made.computed_nodes)
 
     def test_what_is_no_node_is_refused(self) -> None:
-        assert "takes nodes, made by input() and compute(), not 'url'" in refused(
+        assert "takes nodes, made by input(), compute() and map(), not 'url'" in refused(
             lambda: graph("url")
         )
 

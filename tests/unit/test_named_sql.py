@@ -109,7 +109,15 @@ class TestEverySqlFileOfTheProduct:
             "for_update",
             "execution",
         }
-        conditions = {"claim_condition", "selected", "is_suspect", "among_queues", "among_seqs"}
+        conditions = {
+            "claim_condition",
+            "selected",
+            "is_suspect",
+            "among_queues",
+            "among_seqs",
+            "in_elements",
+            "in_executions",
+        }
         assert {"table", "columns", *conditions, *lease} >= set(
             re.findall(r"\{(.*?)\}", path.read_text())
         )

@@ -19,6 +19,7 @@ from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.statistics import stored_graphs
 from longwatch.store.migrations import schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sqlite.file import require_usable_path
@@ -135,6 +136,12 @@ def find_graph(flow: Flow, name: str | None, version: str | None) -> Graph:
             else "this flow has no graphs; write Flow(store, graphs=[...])"
         )
     return flow.registry.graphs[flow.registry.find(name or names[0], version)]
+
+
+def graph_names(flow: Flow) -> list[str]:
+    """The graphs of a flow, then the others of its store."""
+    stored = flow.database.read(lambda tx: stored_graphs(tx, flow.records))
+    return list(dict.fromkeys([*(each.graph for each in flow.registry.graphs), *stored]))
 
 
 def _find_execution(flow: Flow, execution_id: str) -> tuple[int, GraphId]:

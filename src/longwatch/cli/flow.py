@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Run workers for durable graphs, and manage executions.\n\n"
     "The import path of the flow comes first: `longwatch flow explain scrape:flow ID`.\n"
-    "It may be left out if LONGWATCH_FLOW is set. `ls` and `show` need no code: they\n"
-    "take --store URL instead.",
+    "It may be left out if LONGWATCH_FLOW is set. `ls`, `show` and `stats` need no\n"
+    "code: they take --store URL instead.",
     no_args_is_help=True,
 )
 
@@ -347,10 +347,7 @@ def retry(node: NodeArguments = None, *, json: Json = False) -> None:
 
     The node has failed for good or waits for its next attempt.
     """
-    named, [identity, name] = _parse_words("retry", node, "ID", "NODE")
-    with _open_existing(named, "retry") as flow:
-        revision = flow.execution(identity).retry(name)
-    _print_revision(identity, revision, f"tries {name} again", as_json=json)
+    change_node("retry", node, "tries {node} again", as_json=json)
 
 
 @app.command()
@@ -359,10 +356,7 @@ def abandon(node: NodeArguments = None, *, json: Json = False) -> None:
 
     The node is retried if it has attempts left.
     """
-    named, [identity, name] = _parse_words("abandon", node, "ID", "NODE")
-    with _open_existing(named, "abandon") as flow:
-        revision = flow.execution(identity).abandon(name)
-    _print_revision(identity, revision, f"has given up its attempt at {name}", as_json=json)
+    change_node("abandon", node, "has given up its attempt at {node}", as_json=json)
 
 
 @app.command()
@@ -384,6 +378,14 @@ def sweep(flow: FlowArgument = None, *, json: Json = False) -> None:
     with _open_existing(named, "sweep") as opened:
         moved = opened.sweep()
     output.print_result(f"{output.pluralize(moved, 'row')} moved", {"moved": moved}, as_json=json)
+
+
+def change_node(command: str, words: Sequence[str] | None, what: str, *, as_json: bool) -> None:
+    """Run a command on a node: the method of the execution that has its name."""
+    named, [identity, name] = _parse_words(command, words, "ID", "NODE")
+    with _open_existing(named, command) as flow:
+        revision: int = getattr(flow.execution(identity), command)(name)
+    _print_revision(identity, revision, what.format(node=name), as_json=as_json)
 
 
 # --- arguments ---
@@ -452,6 +454,14 @@ def _open_to_read(named: str | None, store: str | None) -> AbstractContextManage
         return existing_flow(target)
     named_store = store or os.environ.get("LONGWATCH_STORE")
     return existing_flow_store(named_store or DEFAULT_STORE, is_explicit=bool(named_store))
+
+
+def open_by_words(
+    command: str, words: Sequence[str] | None, optional: str, store: str | None
+) -> tuple[str | None, AbstractContextManager[Flow]]:
+    """Open the flow or the store of a command that only reads; also return its optional word."""
+    named, others = _parse_words(command, words, optional=optional)
+    return next(iter(others), None), _open_to_read(named, store)
 
 
 def _parse_assignments(words: Sequence[str], *, as_text: bool) -> dict[str, Any]:

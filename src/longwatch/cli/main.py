@@ -16,7 +16,17 @@ from typing import Annotated, Any
 import typer
 
 from longwatch import __version__
-from longwatch.cli import db, evals, flow, mailbox, programs, runner, simulate
+from longwatch.cli import (
+    db,
+    evals,
+    flow,
+    flow_stats,
+    flow_ticks,
+    mailbox,
+    programs,
+    runner,
+    simulate,
+)
 from longwatch.cli.check import check
 from longwatch.cli.command_groups import CommandGroup, RootGroup
 from longwatch.cli.entry import BLOCKED_SIGNALS
@@ -42,6 +52,8 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, init, check)
 for command in COMMANDS:
     app.command()(command)
+for commands in (flow_stats, flow_ticks):
+    commands.add_commands(flow.app)
 app.add_typer(flow.app, name="flow", cls=CommandGroup)
 app.add_typer(mailbox.app, name="mailbox", cls=CommandGroup)
 app.add_typer(db.app, name="db", cls=CommandGroup)

@@ -39,7 +39,8 @@ class LeaseAudit:
         self._requested = self._completed = 0
         self._is_revoked = False
         self._missing: set[Claim] = set()
-        self._unknown: set[Claim] = set()
+        self._unknown: dict[Claim, int] = {}
+        """Claims that may belong to one of the first N reservations, each with its N."""
 
     @property
     def is_due(self) -> bool:
@@ -57,18 +58,18 @@ class LeaseAudit:
         unknown here, to be released.
 
         A row counts as lost when it is missing in two audits, because it is missing in one between
-        a settlement by user code and `RowContext.settled`. While a reservation is pending, a claim
-        counts as unknown only in its second audit. A request that comes meanwhile causes another
-        audit.
+        a settlement by user code and `RowContext.settled`. A claim counts as unknown once every
+        reservation that was made before the claim was found is closed and its rows are accepted. A
+        request that comes meanwhile causes another audit.
         """
-        requested, reserved = self._requested, self._reservations.total
+        requested, accepted = self._requested, self._reservations.accepted_total()
         found = self._held_call.run(lambda: self._source.held(owner=self._lease_trust.owner))
         if found is None:
             return []
-        unknown = set(found) - known
-        is_certain = not self._reservations.are_pending and reserved == self._reservations.total
-        certain = unknown if is_certain else unknown & self._unknown
-        self._unknown = unknown - certain
+        reserved = self._reservations.total
+        unknown = {claim: self._unknown.get(claim, reserved) for claim in set(found) - known}
+        certain = {claim for claim, before in unknown.items() if before <= accepted}
+        self._unknown = {claim: unknown[claim] for claim in unknown.keys() - certain}
         missing = held.difference(
             found, (each.claimed.claim for each in self._slot_pool.running() if each.settled)
         )

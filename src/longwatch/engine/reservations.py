@@ -28,7 +28,8 @@ class Reservation:
     not stop before that.
     """
 
-    def __init__(self, reservations: Reservations, limit: int, *, owner: int) -> None:
+    def __init__(self, reservations: Reservations, number: int, limit: int, *, owner: int) -> None:
+        self.number = number
         self.limit = limit
         self.owner = owner
         self.is_closed = False
@@ -46,7 +47,7 @@ class Reservation:
     def close(self) -> None:
         """End the reservation. The engine accepts the delivered rows."""
         self.is_closed = True
-        self._reservations.close_one(is_uncertain=self.is_uncertain)
+        self._reservations.close_one(self)
 
 
 class Reservations:
@@ -59,13 +60,20 @@ class Reservations:
         self.total = 0
         """How many reservations were ever made."""
         self.lock = threading.Lock()
-        self._open_count = 0
+        self._open: set[int] = set()
         self._on_close = on_close
 
     @property
     def are_pending(self) -> bool:
         """Whether rows may be leased to the engine that it does not hold yet."""
-        return bool(self._open_count or self.delivered)
+        return bool(self._open or self.delivered)
+
+    def accepted_total(self) -> int:
+        """How many reservations, from the first, are closed and their rows accepted; 0 while
+        delivered rows wait.
+        """
+        with self.lock:
+            return 0 if self.delivered else min(self._open, default=self.total + 1) - 1
 
     def reserve(self, capacity: Callable[[], int], *, owner: int) -> Reservation | None:
         """Reserve the current capacity. Returns None if there is none."""
@@ -73,11 +81,11 @@ class Reservations:
             limit = capacity()
             if limit <= 0:
                 return None
-            self._open_count += 1
             self.total += 1
-        return Reservation(self, limit, owner=owner)
+            self._open.add(self.total)
+            return Reservation(self, self.total, limit, owner=owner)
 
-    def close_one(self, *, is_uncertain: bool) -> None:
+    def close_one(self, reservation: Reservation) -> None:
         with self.lock:
-            self._open_count -= 1
-        self._on_close(is_uncertain)
+            self._open.discard(reservation.number)
+        self._on_close(reservation.is_uncertain)

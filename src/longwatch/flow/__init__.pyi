@@ -17,7 +17,13 @@ from longwatch.flow.gates import not_ as not_
 from longwatch.flow.gates import or_ as or_
 from longwatch.flow.gates import when as when
 from longwatch.flow.graph import Graph as Graph
+from longwatch.flow.map_nodes import map as map  # noqa: A004 - the contract's word
 from longwatch.flow.nodes import Node as Node
 from longwatch.flow.nodes import compute as compute
 from longwatch.flow.nodes import input as input  # noqa: A004 - the contract's word
+from longwatch.flow.statistics import DurationStatistics as DurationStatistics
+from longwatch.flow.statistics import GraphStatistics as GraphStatistics
+from longwatch.flow.statistics import NodeStatistics as NodeStatistics
+from longwatch.flow.tick_nodes import tick_once as tick_once
+from longwatch.flow.tick_nodes import tick_recurring as tick_recurring
 from longwatch.flow.worker import FlowWorker as FlowWorker

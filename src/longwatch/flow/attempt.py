@@ -10,6 +10,8 @@ from longwatch.store.blame import DEFAULT_BUDGET
 ENDED = 3
 """The `lease_state` of an ended attempt; the lower values are those of every claimable row."""
 LEASED = 2
+MAP_OPEN = -1
+"""The `lease_state` of the open attempt of a map: no claim takes it."""
 
 
 class AttemptState(StrEnum):
@@ -93,10 +95,34 @@ class NewAttempt(NamedTuple):
     delay: float
     spec: AttemptSpec
     due_at: float | None = None
+    pending: int | None = None
+    """The elements of a map that are left to compute; None for the attempt of another node, and
+    until they are planned.
+    """
+    element: int | None = None
+    """The element of a map that it computes; None: a node."""
 
     @property
     def is_suspect(self) -> bool:
         return DEFAULT_BUDGET.is_suspect(crashes=self.crashes, lost=self.lost)
+
+    def columns(self) -> dict[str, object]:
+        """The columns of its row, without those of its execution."""
+        return {
+            "queue": self.spec.queue,
+            "delay": float(self.delay),
+            "node": self.node,
+            "attempt": self.number,
+            "failures": self.failures,
+            "crashes": self.crashes,
+            "lost": self.lost,
+            "computed_with": self.computed_with,
+            "heartbeat_timeout": self.spec.heartbeat_timeout,
+            "abandon_after": float(self.spec.abandon_after),
+            "max_attempts": self.spec.max_attempts,
+            "due_at": self.due_at,
+            "element": self.element,
+        }
 
 
 class AttemptEnd(NamedTuple):

@@ -57,6 +57,8 @@ class AttemptRunner:
     def __call__(self, claimed: ClaimedRow, row_context: RowContext) -> PendingResult | Settlement:
         """Compute an attempt; raises what the function of its node raises."""
         node = self._graph_of(claimed.item.queue).nodes.get(claimed.item.node)
+        if node is not None and node.is_tick and claimed.item.due_at is not None:
+            return Settlement(claimed.claim, RowOutcome.DONE)  # a tick fires without any code
         if node is None or node.function is None:  # a newer release of the graph has it
             return Settlement(claimed.claim, RowOutcome.RELEASED, delay=_UNKNOWN_NODE_DELAY)
         running = self._begin(node, row_context)

@@ -12,6 +12,7 @@ from longwatch.core.clock import Clock, Wakeup
 from longwatch.engine.claim_source import ClaimedRow
 from longwatch.engine.fair_claims import FairClaims, free_capacity
 from longwatch.flow.execution_state import ExecutionState, GraphId
+from longwatch.flow.invocation import add_element
 from longwatch.flow.records import LEASE_SQL, TABLE, Records, notify_workers
 from longwatch.flow.registry import GraphQueue, Registry
 from longwatch.store.blame import DEFAULT_BUDGET, Blame
@@ -39,6 +40,8 @@ _COLUMNS = (
     "max_attempts",
     "abandon_after",
     "heartbeat_timeout",
+    "element",
+    "due_at",
 )
 
 
@@ -57,6 +60,10 @@ class ClaimedAttempt(NamedTuple):
     max_attempts: int
     abandon_after: float
     heartbeat_timeout: float | None
+    element: int | None
+    """The element of a map that it computes; None: a node."""
+    due_at: float | None
+    """When the tick was due that this attempt fires; None for an attempt that computes."""
     inputs: str | None
     """None if the values are too large together."""
     is_stale: bool
@@ -83,7 +90,12 @@ class AttemptClaimer:
                 *_COLUMNS,
                 *(
                     records.sql[name]
-                    for name in ("inputs_column", "is_stale_column", "execution_id_column")
+                    for name in (
+                        "inputs_column",
+                        "is_stale_column",
+                        "execution_id_column",
+                        "element_input_column",
+                    )
                 ),
             ),
             owners=database.owners,
@@ -141,7 +153,10 @@ class AttemptClaimer:
         self.claims.release(tx, remaining, blame=Blame.RELEASE, delay=_STALE_DELAY)
 
     def _from_row(self, row: Row, queue: GraphQueue, claimed_at: float) -> ClaimedRow:
-        item = ClaimedAttempt._make((*row[3:], claimed_at))
+        *columns, element_input = row[3:]
+        item = ClaimedAttempt._make((*columns, claimed_at))
+        if item.element is not None and item.inputs is not None:
+            item = item._replace(inputs=add_element(item.inputs, element_input))
         return self.make_row(Claim(*row[:3]), item, queue)
 
     def make_row(self, claim: Claim, item: ClaimedAttempt, queue: GraphQueue) -> ClaimedRow:

@@ -15,7 +15,7 @@ from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.explanation import explain
 from longwatch.flow.gates import AllOf, AnyOf, Gate, IsSet, Not, When, gate_text
 from longwatch.flow.graph import Graph
-from longwatch.flow.nodes import Node
+from longwatch.flow.nodes import Node, NodeKind
 
 _COLOURS = {
     "set": "#e8f5e9",
@@ -27,7 +27,16 @@ _COLOURS = {
     "blocked": "#eeeeee",
     "unset": "#ffffff",
     "cancelled": "#d7ccc8",
+    "paused": "#ffe0b2",
+    "ended": "#eeeeee",
 }
+"""The colour of each state; white for all others."""
+_BOX = ("[", "]")
+_SHAPES = {NodeKind.INPUT: ("[/", "/]")}
+"""The shape of each kind of node in Mermaid; a box for all others."""
+MAX_MERMAID_ARROWS = 500
+MAX_MERMAID_CHARACTERS = 50_000
+"""What Mermaid draws with its default settings, `maxEdges` and `maxTextSize`."""
 
 
 def text_diagram(graph: Graph, execution_state: ExecutionState | None = None) -> str:
@@ -49,15 +58,8 @@ def mermaid_diagram(graph: Graph, execution_state: ExecutionState | None = None)
     for node, _ in nodes:
         chart.gate(node)
     chart.colours([state for _, state in nodes if state])
-    return "\n".join(
-        [
-            "---",
-            f"title: {_yaml(_title(graph, execution_state))}",
-            "---",
-            "flowchart LR",
-            *chart.lines,
-        ]
-    )
+    title = f"title: {_yaml(_title(graph, execution_state))}"
+    return "\n".join(["---", title, "---", "flowchart LR", *chart.notes(), *chart.lines])
 
 
 # --- for both diagrams ---
@@ -87,7 +89,9 @@ def _title(graph: Graph, execution_state: ExecutionState | None) -> str:
 
 
 def _row(node: Node, state: str) -> tuple[str, str, str, str]:
-    return node.name, node.kind, state, "" if node.is_input else f"← {gate_text(node.gate)}"
+    gate = f"← {gate_text(node.gate)}" if node.gate.nodes else ""
+    when = "" if node.schedule is None else node.schedule.text
+    return node.name, node.kind, state, "  ".join(filter(None, (gate, when)))
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -130,17 +134,30 @@ class _Flowchart:
     def __init__(self, ids: dict[str, str]) -> None:
         self.lines: list[str] = []
         self._ids = ids
+        self._arrow_count = 0
+
+    def notes(self) -> Iterator[str]:
+        """A comment if the chart is larger than what Mermaid draws with its default settings."""
+        characters = sum(map(len, self.lines))
+        if self._arrow_count > MAX_MERMAID_ARROWS or characters > MAX_MERMAID_CHARACTERS:
+            yield (
+                f"    %% {self._arrow_count} arrows, {characters} characters: Mermaid draws more "
+                f"than {MAX_MERMAID_ARROWS} or {MAX_MERMAID_CHARACTERS} only with a higher "
+                f"maxEdges and maxTextSize"
+            )
 
     def node(self, node: Node, state: str) -> None:
-        label = _quoted("<br/>".join((node.name, " · ".join(filter(None, (node.kind, state))))))
-        shape = f"[/{label}/]" if node.is_input else f"[{label}]"
+        when = "" if node.schedule is None else node.schedule.text
+        label = _quoted(node.name, " · ".join(filter(None, (node.kind, when, state))))
+        left, right = _SHAPES.get(node.kind, _BOX)
+        shape = f"{left}{label}{right}"
         self._add_line(f"{self._ids[node.name]}{shape}{f':::{state}' if state else ''}")
 
     def gate(self, node: Node) -> None:
         parts = node.gate.parts if isinstance(node.gate, AllOf) else (node.gate,)
         junctions = _Junctions(self._ids[node.name])
         for part in parts:
-            self._add_line(self._arrow(part, junctions).to(self._ids[node.name]))
+            self._add_arrow(self._arrow(part, junctions), self._ids[node.name])
 
     def colours(self, states: Sequence[str]) -> None:
         for state in dict.fromkeys(states):
@@ -169,8 +186,12 @@ class _Flowchart:
         name = junctions.next()
         self._add_line(f"{name}{{{_quoted('any of' if isinstance(gate, AnyOf) else 'all of')}}}")
         for part in _gate_parts(gate):
-            self._add_line(self._arrow(part, junctions).to(name))
+            self._add_arrow(self._arrow(part, junctions), name)
         return name
+
+    def _add_arrow(self, arrow: _Arrow, end: str) -> None:
+        self._arrow_count += 1
+        self._add_line(arrow.to(end))
 
     def _add_line(self, line: str) -> None:
         self.lines.append(f"    {line}")
@@ -180,23 +201,29 @@ def _gate_parts(gate: Gate) -> Iterator[Gate]:
     yield from gate.parts if isinstance(gate, AllOf | AnyOf) else map(IsSet, gate.nodes)
 
 
-def _quoted(label: str) -> str:
-    """Escape a label so that Mermaid reads it as text; `<br/>` stays."""
-    plain = "".join(each if each.isprintable() else " " for each in label)
-    return '"' + "<br/>".join(map(_escaped, plain.split("<br/>"))) + '"'
+_ESCAPES = str.maketrans(
+    {
+        "#": "#35;",
+        "&": "#amp;",
+        '"': "#quot;",
+        "<": "#lt;",
+        ">": "#gt;",
+        "|": "#124;",
+        "`": "#96;",  # begins a label in Markdown
+        "%": "#37;",  # begins a directive, also inside a label
+        ":": "#58;",  # Mermaid looks for styles by `style…:…#…;`, also inside a label
+    }
+)
 
 
-def _escaped(plain: str) -> str:
-    for sign, written in (
-        ("#", "#35;"),
-        ("&", "#amp;"),
-        ('"', "#quot;"),
-        ("<", "#lt;"),
-        (">", "#gt;"),
-        ("|", "#124;"),
-    ):
-        plain = plain.replace(sign, written)
-    return plain
+def _quoted(*lines: str) -> str:
+    """A label of these lines, escaped so that Mermaid reads them as text."""
+    return '"' + "<br/>".join(map(_escaped, lines)) + '"'
+
+
+def _escaped(line: str) -> str:
+    plain = "".join(each if each.isprintable() else " " for each in line)
+    return plain.translate(_ESCAPES)
 
 
 def _yaml(title: str) -> str:

@@ -17,7 +17,7 @@ from longwatch.errors import (
     UnknownExecutionError,
     UsageError,
 )
-from longwatch.flow.attempt import LEASED, AttemptEndCause
+from longwatch.flow.attempt import LEASED, MAP_OPEN, AttemptEndCause
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId
 from longwatch.flow.explanation import (
     Explanation,
@@ -27,8 +27,12 @@ from longwatch.flow.explanation import (
     unreachable_nodes,
 )
 from longwatch.flow.graph import Graph
-from longwatch.flow.propagation import NodeStatus
+from longwatch.flow.map_records import MapProgress
+from longwatch.flow.map_settler import abandon_elements
+from longwatch.flow.node_status import FRESH_STATUSES
+from longwatch.flow.nodes import NodeKind
 from longwatch.flow.records import LoadedExecutions, change_channel
+from longwatch.flow.ticks import set_paused
 from longwatch.store.database import Row, Transaction
 
 if TYPE_CHECKING:
@@ -78,6 +82,8 @@ class Computation(NamedTuple):
     failures: int = 0
     traceback: str | None = None
     """The traceback of the exception that the code raised."""
+    element: int | None = None
+    """The index of the element of a map that it computes; None: a node."""
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
@@ -211,14 +217,18 @@ class Execution:
 
     def explain(self) -> Explanation:
         """Explain for every node what state it is in and what it waits for."""
-        return explain(self._definition, self._load_state())
+        state, maps = self._flow.database.read(self._load_with_maps)
+        return explain(
+            self._definition, self._require_loaded(state), maps, now=self._flow.clock.wall()
+        )
 
     # --- operator actions ---
 
     def retry(self, node: str) -> int:
         """Try a node again now, with a new budget of attempts; returns the revision.
 
-        The node was given up, or waits for its next attempt. Otherwise raises UsageError.
+        The node was given up, or waits for its next attempt. Otherwise raises UsageError. Of a map,
+        the failed elements are tried again, and the others keep their results.
         """
         self._require_computed(node)
 
@@ -246,15 +256,27 @@ class Execution:
     def abandon(self, node: str) -> int:
         """Abandon the running attempt of a node; returns the revision.
 
-        It counts as failed, and another attempt is queued if `max_attempts` allows. Raises
-        UsageError if no attempt runs.
+        It counts as failed, and another attempt is queued if `max_attempts` allows. Of a map, all
+        running elements are abandoned. Raises UsageError if no attempt runs.
         """
         self._require_computed(node)
+
+        def abandon_map(tx: Transaction, state: ExecutionState) -> None:
+            attempt = state.open_attempts.get(node)
+            if attempt is None or attempt.lease_state != MAP_OPEN:
+                return
+            if not abandon_elements(tx, self._flow.records, state, node):
+                raise UsageError(
+                    f"no element of map {node!r} of {self.id} is running; see explain() or "
+                    f"`longwatch flow explain`"
+                )
 
         def work(state: ExecutionState) -> None:
             if state.cancelled:
                 raise self._cancelled_error()
             attempt = state.open_attempts.get(node)
+            if attempt is not None and attempt.lease_state == MAP_OPEN:
+                return
             if attempt is None:
                 raise UsageError(
                     f"node {node!r} of {self.id} has no open attempt to abandon; see explain() or "
@@ -267,7 +289,19 @@ class Execution:
                 )
             state.fail(attempt, AttemptEndCause.ASKED, error="abandoned by hand")
 
-        return self._change(work)
+        return self._change(work, also=abandon_map)
+
+    def pause(self, node: str) -> int:
+        """Pause a recurring tick: it does not fire until `resume`; returns the revision.
+        Idempotent. Raises UsageError for any other node.
+        """
+        return self._set_paused(node, paused=True)
+
+    def resume(self, node: str) -> int:
+        """Resume a paused tick with its next time from now; returns the revision. Times that
+        passed meanwhile are not caught up. Idempotent. Raises UsageError for any other node.
+        """
+        return self._set_paused(node, paused=False)
 
     def cancel(self) -> int:
         """Cancel all open attempts, for good; returns the revision. Values stay. Idempotent."""
@@ -275,7 +309,7 @@ class Execution:
         def work(state: ExecutionState) -> None:
             state.cancelled = True
 
-        def cancel(tx: Transaction) -> None:
+        def cancel(tx: Transaction, _: ExecutionState) -> None:
             tx.execute(self._flow.records.sql["cancel_execution"], {"execution": self._number})
             tx.notify(change_channel(self.id))
 
@@ -299,11 +333,20 @@ class Execution:
                 f"node {node!r} of graph {self.graph!r} is an input and not computed; set it"
             )
 
+    def _set_paused(self, node: str, *, paused: bool) -> int:
+        tick = self._definition.node(node)
+        if tick.kind is not NodeKind.TICK_RECURRING:
+            raise UsageError(
+                f"node {node!r} of graph {self.graph!r} is {tick.kind}, and only a recurring tick "
+                f"can be paused; cancel() ends all nodes of an execution"
+            )
+        return self._change(lambda state: set_paused(tick, state, paused=paused))
+
     def _change(
         self,
         change: Callable[[ExecutionState], None],
         *,
-        also: Callable[[Transaction], None] = lambda _: None,
+        also: Callable[[Transaction, ExecutionState], None] = lambda _, __: None,
     ) -> int:
         """Change the execution and propagate the change in one transaction; returns the
         revision.
@@ -313,7 +356,7 @@ class Execution:
             state = self._require_loaded(self._flow.records.load(tx, [self._number]))
             was_cancelled = state.cancelled
             change(state)
-            also(tx)
+            also(tx, state)
             if was_cancelled and state.needs_write:
                 raise self._cancelled_error()
             self._flow.registry.propagate(tx, state)
@@ -327,6 +370,11 @@ class Execution:
         )
         return self._require_loaded(loaded)
 
+    def _load_with_maps(self, tx: Transaction) -> tuple[LoadedExecutions, dict[str, MapProgress]]:
+        records = self._flow.records
+        maps = records.maps.progress(tx, self._number) if self._definition.map_nodes else {}
+        return records.load(tx, [self._number], for_update=False), maps
+
     def _require_loaded(self, loaded: LoadedExecutions) -> ExecutionState:
         if self._number not in loaded:
             raise UnknownExecutionError(
@@ -339,7 +387,7 @@ class Execution:
         if not state.is_set(node):
             return None
         is_input = self._definition.nodes[node].is_input
-        fresh = is_input or node_statuses(self._definition, state)[node] is NodeStatus.FRESH
+        fresh = is_input or node_statuses(self._definition, state)[node] in FRESH_STATUSES
         return Value(state.value(node), state.revision_of(node), fresh)
 
     def _is_outgrown(self, state: ExecutionState) -> bool:

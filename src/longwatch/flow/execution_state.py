@@ -30,10 +30,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from longwatch.core.error_text import MAX_ERROR_LENGTH
-from longwatch.core.sanitize import sanitize
 from longwatch.flow.attempt import (
-    ABANDONING_CAUSES,
     LEASED,
     Attempt,
     AttemptEnd,
@@ -42,10 +39,10 @@ from longwatch.flow.attempt import (
     AttemptState,
     NewAttempt,
 )
-from longwatch.flow.node_record import GiveUpReason, NodeRecord
-from longwatch.store.blame import DEFAULT_BUDGET
+from longwatch.flow.attempt_failure import count_failure
+from longwatch.flow.map_plan import MapPlan
+from longwatch.flow.node_record import NodeRecord
 
-MAX_TRACEBACK_LENGTH = 16 << 10
 _CANONICAL = msgspec.json.Encoder(order="deterministic")
 
 
@@ -114,6 +111,8 @@ class ExecutionState:
         self.changed_nodes: set[str] = set()
         self.new_attempts: dict[str, NewAttempt] = {}
         self.attempt_ends: list[AttemptEnd] = []
+        self.map_plans: dict[str, MapPlan] = {}
+        """What the next save changes about the elements of maps."""
         self._ended_attempts: list[Attempt] = []
         self._has_unchanged_result = False
         self._loaded_revision = revision
@@ -135,6 +134,13 @@ class ExecutionState:
         found = self.nodes.get(node)
         return found.revision if found is not None and found.is_set else 0
 
+    def has_attempt(self, node: str, inputs: str) -> bool:
+        """Whether an attempt of a node with these inputs is open, or about to be opened."""
+        attempt, new_attempt = self.open_attempts.get(node), self.new_attempts.get(node)
+        return (attempt is not None and attempt.computed_with == inputs) or (
+            new_attempt is not None and new_attempt.computed_with == inputs
+        )
+
     @property
     def has_changes(self) -> bool:
         """Whether a value, an attempt or the revision has changed since the load."""
@@ -142,6 +148,7 @@ class ExecutionState:
             self.changed_nodes
             or self.new_attempts
             or self.attempt_ends
+            or self.map_plans
             or self.revision != self._loaded_revision
         )
 
@@ -177,10 +184,10 @@ class ExecutionState:
 
     # --- transitions ---
 
-    def set_value(self, node: str, value: str) -> None:
-        """Set the value of a node; an equal value changes nothing."""
+    def set_value(self, node: str, value: str, *, always_new: bool = False) -> None:
+        """Set the value of a node; an equal value changes nothing, unless `always_new`."""
         record = self.node(node)
-        if record.is_set and _is_same_value(record.value, value):
+        if not always_new and record.is_set and _is_same_value(record.value, value):
             return
         record.is_set, record.value, record.revision = True, value, self._next_revision()
         self.changed_nodes.add(node)
@@ -197,16 +204,38 @@ class ExecutionState:
             )
             self.changed_nodes.add(node)
 
-    def succeed(self, attempt: Attempt, value: str) -> None:
-        """End an attempt with a result."""
+    def succeed(self, attempt: Attempt, value: str, *, always_new: bool = False) -> None:
+        """End an attempt with a result, which is a new revision if it differs or `always_new`."""
         self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
-        record = self.node(attempt.node)
+        self.compute_value(attempt.node, value, attempt.computed_with, always_new=always_new)
+
+    def compute_value(
+        self, node: str, value: str, inputs: str, *, always_new: bool = False
+    ) -> None:
+        """Set the value that was computed from these inputs, as a new revision if it differs or
+        `always_new`. It drops a new attempt.
+        """
+        record = self.node(node)
         before = record.revision
-        self.set_value(attempt.node, value)
+        self.set_value(node, value, always_new=always_new)
         self._has_unchanged_result = self._has_unchanged_result or record.revision == before
-        record.computed_with = attempt.computed_with
+        record.computed_with = inputs
         record.reset_attempts(None)
-        self.changed_nodes.add(attempt.node)
+        self.changed_nodes.add(node)
+        self.new_attempts.pop(node, None)
+
+    def give_up(self, node: str, inputs: str, error: str) -> None:
+        """Give a node up that cannot be computed from these inputs. It drops a new attempt."""
+        record = self.node(node)
+        record.reset_attempts(inputs)
+        count_failure(record, AttemptEndCause.PERMANENT, max_attempts=1, error=error)
+        self.changed_nodes.add(node)
+        self.new_attempts.pop(node, None)
+
+    def end_schedule(self, attempt: Attempt) -> None:
+        """End an attempt that has computed when a tick fires. The value stays."""
+        self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
+        self.node(attempt.node).reset_attempts(None)
 
     def fail(
         self,
@@ -219,32 +248,19 @@ class ExecutionState:
     ) -> None:
         """End an attempt without a result: count it, and open another after the delay.
 
-        If a budget is spent, the node is given up instead. The error of the last crash or loss
-        begins with the reason.
+        If a budget is spent, the node is given up instead (`attempt_failure`).
         """
-        error = None if error is None else sanitize(error, max_length=MAX_ERROR_LENGTH)
-        if traceback is not None:
-            traceback = sanitize(traceback, max_length=MAX_TRACEBACK_LENGTH)
         record = self.node(attempt.node)
         if record.attempted_with != attempt.computed_with:
             record.reset_attempts(attempt.computed_with)
-        record.count(cause)
-        record.failed = (
-            cause is AttemptEndCause.PERMANENT
-            or record.failed_attempts >= attempt.spec.max_attempts
-            or DEFAULT_BUDGET.is_spent(crashes=record.crashes, lost=record.lost)
-        )
-        if record.give_up_reason in {GiveUpReason.POISON, GiveUpReason.LOST}:
-            error = f"{record.give_up_reason}: {error or cause}"
-        record.error = error or str(cause)
-        record.traceback = traceback or record.traceback
-        self._end_attempt(
-            attempt,
-            AttemptState.ABANDONED if cause in ABANDONING_CAUSES else AttemptState.FAILED,
+        failure = count_failure(
+            record,
             cause,
-            error,
-            traceback,
+            max_attempts=attempt.spec.max_attempts,
+            error=error,
+            traceback=traceback,
         )
+        self._end_attempt(attempt, *failure)
         if not (record.failed or self.cancelled):
             self.open_attempt(
                 attempt.node,
@@ -308,6 +324,7 @@ class ExecutionState:
             self.changed_nodes,
             self.new_attempts,
             self.attempt_ends,
+            self.map_plans,
             self._ended_attempts,
         ):
             decided.clear()

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from longwatch.flow.attempt import LEASED, Attempt
+from longwatch.flow.attempt import LEASED, MAP_OPEN, Attempt
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
+from longwatch.flow.map_records import MapProgress
 from longwatch.flow.node_record import NodeRecord
+from longwatch.flow.node_status import SETTLED_STATUSES, NodeStatus, is_unsettled
 from longwatch.flow.nodes import Node
-from longwatch.flow.propagation import NodeStatus, awaiting_nodes, input_revisions, status_of
+from longwatch.flow.propagation import awaiting_nodes, input_revisions, status_of
+from longwatch.flow.tick_explanation import explain_tick
 from longwatch.store.blame import DEFAULT_BUDGET
 
 MAX_SHOWN_ERROR = 120
 """Characters of an error that an explanation shows."""
+MAX_SHOWN_REASONS = 10
+"""Conditions that a sentence lists; the tree has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
     """The state of one node. `state` is one word: set, unset, fresh, stale, waiting, running,
-    failed, blocked or cancelled. `text` completes "the node is …". `error` is the whole error of
-    the last failed attempt, if the state follows from it.
+    failed, blocked or cancelled; of a tick also paused or ended. `text` completes "the node is …".
+    `error` is the whole error of the last failed attempt, if the state follows from it.
     """
 
     node: str
@@ -61,7 +68,7 @@ def node_statuses(graph: Graph, state: ExecutionState) -> dict[str, NodeStatus]:
     unsettled: set[str] = set()
     for node in graph.computed_nodes:
         status = found[node.name] = status_of(node, state, unsettled, input_revisions(node, state))
-        if status not in {NodeStatus.BLOCKED, NodeStatus.FRESH} and state.is_set(node.name):
+        if is_unsettled(node, status, state):
             unsettled.add(node.name)
     return found
 
@@ -87,12 +94,50 @@ def unreachable_nodes(graph: Graph, state: ExecutionState) -> dict[str, str]:
     return found
 
 
-def explain(graph: Graph, state: ExecutionState) -> Explanation:
-    """Explain every node of an execution; changes nothing."""
-    statuses = node_statuses(graph, state)
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the texts of all nodes need. It is computed once, so an explanation takes time in
+    proportion to the nodes and conditions of the graph.
+    """
+
+    graph: Graph
+    state: ExecutionState
+    now: float
+    """The wall time."""
+    statuses: Mapping[str, NodeStatus]
+    awaiting: AbstractSet[str]
+    """The blocked nodes that a new value could unblock."""
+
+
+def explain(
+    graph: Graph,
+    state: ExecutionState,
+    maps: Mapping[str, MapProgress] | None = None,
+    *,
+    now: float | None = None,
+) -> Explanation:
+    """Explain every node of an execution; changes nothing. `maps` says how far its maps are,
+    `now` is the wall time.
+    """
+    wall = time.time() if now is None else now
+    facts = _Facts(graph, state, wall, node_statuses(graph, state), awaiting_nodes(graph, state))
     inputs = [_explain_input(node, state) for node in graph.nodes.values() if node.is_input]
-    computed = [_explain_computed(node, graph, state, statuses) for node in graph.computed_nodes]
+    computed = [
+        _explain_map(_explain_computed(node, facts), maps or {}) for node in graph.computed_nodes
+    ]
     return Explanation(state.id, (*inputs, *computed))
+
+
+def _explain_map(facts: NodeExplanation, maps: Mapping[str, MapProgress]) -> NodeExplanation:
+    """Add how far a map is, while it runs and after it has failed."""
+    progress = maps.get(facts.node)
+    if progress is None or facts.state not in {"running", "failed"} or not progress.elements:
+        return facts
+    if facts.state == "running":
+        return replace(facts, text=f"being computed, {progress}")
+    return replace(
+        facts, text=f"given up, {progress}; retry computes the failed ones, or change its inputs"
+    )
 
 
 def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
@@ -101,13 +146,13 @@ def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
     return NodeExplanation(node.name, "unset", "not set")
 
 
-def _explain_computed(
-    node: Node, graph: Graph, state: ExecutionState, statuses: Mapping[str, NodeStatus]
-) -> NodeExplanation:
+def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
+    state, statuses, gate = facts.state, facts.statuses, node.gate.evaluate(facts.state)
     status, error = statuses[node.name], None
+    label, text = "waiting", "ready; the next get, set or sweep queues it"
     match status:
         case NodeStatus.BLOCKED:
-            label, text = "blocked", _blocked_text(node, graph, state)
+            label, text = "blocked", _blocked_text(node, gate, facts)
         case NodeStatus.FRESH:
             label, text = "fresh", f"computed at revision {state.revision_of(node.name)}"
         case NodeStatus.STALE:
@@ -121,49 +166,67 @@ def _explain_computed(
                 f"given up after {_pluralize(record.spent_attempts, 'attempt')}; retry it, or "
                 f"change one of its inputs"
             )
-        case NodeStatus.READY:
-            label, text = "waiting", "ready; the next get, set or sweep queues it"
+    if node.is_tick:
+        label, text = explain_tick(node, state, status, now=facts.now) or (label, text)
     if state.cancelled and label not in {"fresh", "stale"}:
         label, text, error = "cancelled", "not computed: the execution was cancelled", None
-    return NodeExplanation(node.name, label, text, node.gate.evaluate(state), error)
+    shown = gate if node.gate.nodes else None
+    return NodeExplanation(node.name, label, text, shown, error)
 
 
 # --- gates ---
 
 
-def _blocked_text(node: Node, graph: Graph, state: ExecutionState) -> str:
-    if node.name in awaiting_nodes(graph, state):
-        needs = dict.fromkeys(_needs(node.gate, graph, state))
-        return f"waiting for {' and '.join(needs) or 'its gate'}"
-    reasons = dict.fromkeys(_unmet(node.gate.evaluate(state)))
-    return f"not computed, because {' and '.join(reasons)}"
+def _blocked_text(node: Node, result: GateResult, facts: _Facts) -> str:
+    if node.name in facts.awaiting:
+        return f"waiting for {_join(_needs(node.gate, result, facts)) or 'its gate'}"
+    return f"not computed, because {_join(_unmet(result))}"
 
 
-def _needs(gate: Gate, graph: Graph, state: ExecutionState, *, wanted: bool = True) -> list[str]:
+def _join(reasons: Iterable[str]) -> str:
+    """The first of these reasons, each once, as a part of a sentence."""
+    unique = list(dict.fromkeys(reasons))
+    left = len(unique) - MAX_SHOWN_REASONS
+    more = [f"{left} more"] if left > 0 else []
+    return " and ".join([*unique[:MAX_SHOWN_REASONS], *more])
+
+
+def _needs(gate: Gate, result: GateResult, facts: _Facts, *, wanted: bool = True) -> list[str]:
     """The conditions that have to change before a gate is met; before it is unmet if not `wanted`.
-    Each completes "waiting for …".
+    Each completes "waiting for …". `result` is that of the gate.
     """
-    result = gate.evaluate(state)
     if result.met is wanted and not result.has_error:
         return []
+    if not result.parts:
+        return _leaf_needs(gate, result, facts, wanted=wanted)
     match gate:
         case Not(part):
-            return _needs(part, graph, state, wanted=not wanted)
+            return _needs(part, result.parts[0], facts, wanted=not wanted)
         case AllOf(parts) | AnyOf(parts):
-            needs = [_needs(part, graph, state, wanted=wanted) for part in parts]
+            needs = [
+                _needs(part, part_result, facts, wanted=wanted)
+                for part, part_result in zip(parts, result.parts, strict=True)
+            ]
             if isinstance(gate, AllOf) is wanted:
                 return list(chain.from_iterable(needs))
             return [" or ".join(" and ".join(each) for each in needs if each)]
-        case When() if state.is_set(gate.node):
-            end = ", which raises an error" if result.has_error else f" to be {wanted}".lower()
-            return [f"{gate.text} of `{gate.node}`{end}"]
-    return [_value_need(graph, state, name) for name in gate.nodes]
+    return _leaf_needs(gate, result, facts, wanted=wanted)
 
 
-def _value_need(graph: Graph, state: ExecutionState, node: str) -> str:
-    if state.is_set(node):
+def _leaf_needs(gate: Gate, result: GateResult, facts: _Facts, *, wanted: bool) -> list[str]:
+    if isinstance(gate, When) and facts.state.is_set(gate.node):
+        end = ", which raises an error" if result.has_error else f" to be {wanted}".lower()
+        return [f"{gate.text} of `{gate.node}`{end}"]
+    return [_value_need(name, facts) for name in gate.nodes]
+
+
+def _value_need(node: str, facts: _Facts) -> str:
+    if facts.state.is_set(node):
         return f"`{node}` to be unset"
-    return f"{'input' if graph.nodes[node].is_input else 'node'} `{node}`"
+    if facts.graph.nodes[node].is_input:
+        return f"input `{node}`"
+    has_failed = facts.statuses[node] is NodeStatus.FAILED
+    return f"node `{node}`{', which was given up' if has_failed else ''}"
 
 
 def _unmet(result: GateResult, *, wanted: bool = True) -> Iterator[str]:
@@ -183,15 +246,17 @@ def _stale_text(node: Node, statuses: Mapping[str, NodeStatus]) -> str:
     changing = [
         f"node `{name}`"
         for name in node.upstream
-        if statuses.get(name, NodeStatus.FRESH) not in {NodeStatus.BLOCKED, NodeStatus.FRESH}
+        if statuses.get(name, NodeStatus.FRESH) not in SETTLED_STATUSES
     ]
-    return f"out of date, waiting for {' and '.join(changing)}"
+    return f"out of date, waiting for {_join(changing)}"
 
 
 def _explain_open(node: Node, state: ExecutionState) -> tuple[str, str, str | None]:
     attempt, record = state.open_attempts[node.name], state.node(node.name)
     number = _attempt_text(attempt, record)
     error = record.error if attempt.number > 1 else None
+    if attempt.lease_state == MAP_OPEN:
+        return "running", "being computed", error
     if attempt.lease_state == LEASED:
         return "running", f"being computed, {number}", error
     return "waiting", f"waiting for a worker, {number}", error

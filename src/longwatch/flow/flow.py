@@ -19,6 +19,7 @@ from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
+from longwatch.flow.statistics import GraphStatistics, read_statistics
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
 from longwatch.flow.worker import FlowWorker
@@ -139,6 +140,16 @@ class Flow:
             )
         ]
 
+    def statistics(self, graph: str) -> GraphStatistics:
+        """Count the executions of all versions of a graph by state, and for each node how many
+        have computed it and how long that takes.
+
+        Reads every execution of the graph. Raises UnknownGraphError for a graph that was not given
+        to this Flow and that the store does not have.
+        """
+        graphs = self.registry.graphs.values()
+        return self.database.read(lambda tx: read_statistics(tx, self.records, graph, graphs))
+
     # --- work ---
 
     def worker(self, **settings: Any) -> FlowWorker:
@@ -236,6 +247,7 @@ class Flow:
         self, graph_id: GraphId, change: Callable[[Transaction], ExecutionState]
     ) -> ExecutionState:
         """Change and save an execution in one transaction, and notify workers of new attempts."""
+        self.registry.registered()  # registers before the transaction, which cannot contain another
         if (eager_write := self.local_workers.reserve(graph_id)) is not None:
             return eager_write.write(change)
 

@@ -73,6 +73,9 @@ class IsSet(Gate):
     def is_met(self, view: NodeView) -> bool:
         return view.is_set(self.node)
 
+    def may_be_met(self, view: NodeView, unreachable: Collection[str]) -> bool:
+        return self.node not in unreachable or view.is_set(self.node)
+
     def evaluate(self, view: NodeView) -> GateResult:
         met = view.is_set(self.node)
         return GateResult(f"{self.node} is set" if met else f"{self.node} is not set", met)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, overload
 
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
 from longwatch.flow.gates import GateLike
+from longwatch.flow.map_nodes import DEFAULT_MAX_IN_FLIGHT
+from longwatch.flow.map_nodes import map as map_
 from longwatch.flow.node_options import MAX_COUNT, is_positive_int
-from longwatch.flow.nodes import Node, compute
+from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
+from longwatch.flow.tick_nodes import tick_once, tick_recurring
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MAX_GRAPH_NAME_LENGTH = 200
@@ -39,6 +43,8 @@ class Graph:
         self.nodes: dict[str, Node] = {}
         self.computed_nodes: tuple[Node, ...] = ()
         """The computed nodes in topological order."""
+        self.map_nodes: tuple[Node, ...] = ()
+        """The maps among them."""
         self._add(nodes)
 
     # --- defining ---
@@ -46,6 +52,37 @@ class Graph:
     def input(self, name: str) -> None:
         """Add an input: a node whose value users set."""
         self._add([input_(name)])
+
+    def tick_once(
+        self,
+        name: str | None = None,
+        *,
+        after: GateLike | Iterable[GateLike] = (),
+        delay: float | None = None,
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a node that fires once: `delay` seconds after its gate is met, or, as a decorator,
+        when the decorated function says; see `tick_nodes.tick_once`.
+        """
+        make = partial(tick_once, after=after, **options)
+        return self._define_tick(name, make, None if delay is None else {"delay": delay})
+
+    def tick_recurring(
+        self,
+        name: str | None = None,
+        *,
+        after: GateLike | Iterable[GateLike] = (),
+        every: float | None = None,
+        cron: str | None = None,
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a node that fires again and again: `every` so many seconds, at the times of a `cron`
+        expression in a `timezone`, or, as a decorator, when the decorated function says; see
+        `tick_nodes.tick_recurring`.
+        """
+        make = partial(tick_recurring, after=after, **options)
+        is_plain = every is not None or cron is not None
+        return self._define_tick(name, make, {"every": every, "cron": cron} if is_plain else None)
 
     def compute(
         self, *, after: GateLike | Iterable[GateLike], name: str | None = None, **options: Any
@@ -60,6 +97,50 @@ class Graph:
             return function
 
         return define
+
+    @overload
+    def map(
+        self,
+        name: str | None = None,
+        *,
+        over: str,
+        function: FunctionT,
+        after: GateLike | Iterable[GateLike] = (),
+        **options: Any,
+    ) -> FunctionT: ...
+
+    @overload
+    def map(
+        self,
+        name: str | None = None,
+        *,
+        over: str,
+        after: GateLike | Iterable[GateLike] = (),
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]: ...
+
+    def map(
+        self,
+        name: str | None = None,
+        *,
+        over: str,
+        function: Any = None,
+        after: GateLike | Iterable[GateLike] = (),
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        **options: Any,
+    ) -> Any:
+        """Add a map: `function`, or the decorated function, computes each element of the list in
+        node `over`. It has the name of the function, or `name`.
+        """
+
+        def define(function: FunctionT) -> FunctionT:
+            node_name = name if name is not None else str(getattr(function, "__name__", ""))
+            self._add(
+                [map_(node_name, over, function, after, max_in_flight=max_in_flight, **options)]
+            )
+            return function
+
+        return define if function is None else define(function)
 
     # --- lookup ---
 
@@ -79,7 +160,7 @@ class Graph:
         if not node.is_input:
             raise UsageError(
                 f"node {name!r} of graph {self.name!r} is computed; set what it comes after: "
-                f"{', '.join(node.upstream)}"
+                f"{', '.join(node.upstream) or 'nothing'}"
             )
         return node
 
@@ -87,6 +168,25 @@ class Graph:
         return f"<Graph {self.name} {self.version}: {', '.join(self.nodes)}>"
 
     # --- validation ---
+
+    def _define_tick(
+        self, name: str | None, make: Callable[..., Node], schedule: dict[str, Any] | None
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a tick with this schedule. Without one, the returned decorator adds it."""
+
+        def define(function: FunctionT) -> FunctionT:
+            if schedule is not None:
+                raise GraphError(
+                    f"tick {name!r} has a schedule and takes no function; leave out delay=, "
+                    f"every= or cron=, or write a call instead of a decorator"
+                )
+            named = name if name is not None else str(getattr(function, "__name__", ""))
+            self._add([make(named, function=function)])
+            return function
+
+        if schedule is not None:
+            self._add([make(name, **schedule)])
+        return define
 
     def _add(self, nodes: Iterable[Node]) -> None:
         """Add all of these nodes or none. Raises GraphError at the definition of a wrong node."""
@@ -98,7 +198,8 @@ class Graph:
         for node in nodes:
             if not isinstance(node, Node):
                 raise GraphError(
-                    f"graph {self.name!r} takes nodes, made by input() and compute(), not {node!r}"
+                    f"graph {self.name!r} takes nodes, made by input(), compute() and map(), not "
+                    f"{node!r}"
                 )
             if node.name in known:
                 raise GraphError(
@@ -110,6 +211,7 @@ class Graph:
         names = _topological_order(self.name, known)
         self.nodes = known
         self.computed_nodes = tuple(known[name] for name in names if not known[name].is_input)
+        self.map_nodes = tuple(node for node in self.computed_nodes if node.kind is NodeKind.MAP)
 
 
 def _validate_text(field: str, value: Any) -> str:

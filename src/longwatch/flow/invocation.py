@@ -13,10 +13,13 @@ import msgspec
 
 from longwatch.errors import PermanentError, SerializationError
 from longwatch.flow.nodes import CONTEXT_PARAMETER, Node
+from longwatch.flow.schedules import encode_answer, to_answer
 from longwatch.store.json_codec import Codec, CodecWording
 
 MAX_VALUE_BYTES = 16 << 20
 """Bytes of one value as JSON."""
+ELEMENT = ""
+"""The name of a map's element among its inputs. No node has it."""
 VALUE_CODEC: Codec[Any] = Codec(
     max_bytes=MAX_VALUE_BYTES,
     checks_fields=False,
@@ -33,6 +36,11 @@ class FunctionSignature(NamedTuple):
     required: frozenset[str]
     takes_any_keyword: bool
     takes_context: bool
+
+    @property
+    def element_parameter(self) -> str:
+        """The parameter of a map's function that gets the element: its first one."""
+        return next(iter(self.types))
 
 
 @lru_cache(maxsize=1024)
@@ -62,6 +70,8 @@ def arguments(node: Node, inputs: str, context: object) -> dict[str, Any]:
     assert node.function is not None
     signature = signature_of(node.function)
     values: dict[str, str] = msgspec.json.decode(inputs)
+    if ELEMENT in values:
+        values[signature.element_parameter] = values.pop(ELEMENT)
     wanted = (
         values
         if signature.takes_any_keyword
@@ -74,8 +84,17 @@ def arguments(node: Node, inputs: str, context: object) -> dict[str, Any]:
     return given
 
 
+def add_element(inputs: str, element: str) -> str:
+    """The inputs of a map with one of its elements, both as JSON."""
+    return msgspec.json.encode({**msgspec.json.decode(inputs), ELEMENT: element}).decode()
+
+
 def encode_result(node: Node, result: Any) -> bytes:
-    """Encode a result as JSON; raises PermanentError for a result that is not JSON or too large."""
+    """Encode a result as JSON; raises PermanentError for a result that is not JSON or too large,
+    or that is no time of a tick.
+    """
+    if node.is_tick:
+        return encode_answer(to_answer(node.name, result))
     try:
         return VALUE_CODEC.encode(result)
     except (SerializationError, ValueError) as error:

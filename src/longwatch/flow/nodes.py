@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -13,6 +13,7 @@ from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError
 from longwatch.flow.gates import AllOf, Gate, GateLike, gate_text, to_gate
 from longwatch.flow.node_options import Isolation, NodeOptions, validate_options
+from longwatch.flow.schedules import Schedule
 
 MAX_NODE_NAME_LENGTH = 100
 CONTEXT_PARAMETER = "context"
@@ -25,6 +26,9 @@ class NodeKind(StrEnum):
 
     INPUT = "input"  # users set its value
     COMPUTE = "compute"  # its function computes its value
+    MAP = "map"  # its function computes each element of a list
+    TICK_ONCE = "tick_once"  # it fires at a time
+    TICK_RECURRING = "tick_recurring"  # it fires again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,20 @@ class Node:
     gate: Gate = _ALWAYS
     function: Callable[..., Any] | None = None
     options: NodeOptions = field(default_factory=NodeOptions)
+    over: str | None = None
+    """The node whose list a map takes its elements from."""
+    max_in_flight: int = 0
+    """How many elements of a map may have open attempts."""
+    schedule: Schedule | None = None
+    """When a tick fires; None if its function decides that."""
     upstream: tuple[str, ...] = field(init=False)
     """The names of the nodes that it depends on."""
 
     @property
     def definition(self) -> str:
         """What may not change in a version of the graph, as text."""
-        return f"{self.kind} after {gate_text(self.gate)}" if self.gate.nodes else str(self.kind)
+        kind = f"{self.kind} over {self.over}" if self.over else str(self.kind)
+        return f"{kind} after {gate_text(self.gate)}" if self.gate.nodes else kind
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "upstream", tuple(sorted(self.gate.nodes)))
@@ -52,6 +63,10 @@ class Node:
     @property
     def is_input(self) -> bool:
         return self.kind is NodeKind.INPUT
+
+    @property
+    def is_tick(self) -> bool:
+        return self.kind in {NodeKind.TICK_ONCE, NodeKind.TICK_RECURRING}
 
 
 def input(name: str) -> Node:  # noqa: A001 - the public name of the API
@@ -71,9 +86,7 @@ def compute(
         raise GraphError(
             f"node {name!r} has no upstream nodes; name them in after=, or make it an input"
         )
-    _validate_function(name, function, gate)
-    if node_options.isolation is Isolation.PROCESS:
-        _validate_importable(name, function)
+    validate_function(name, function, gate.nodes, node_options)
     return Node(name, NodeKind.COMPUTE, gate, function, node_options)
 
 
@@ -96,13 +109,43 @@ def validate_name(name: Any) -> str:
     return str(name)
 
 
-def _validate_function(name: str, function: Any, gate: Gate) -> None:
+def validate_function(
+    name: str,
+    function: Any,
+    upstream: Collection[str],
+    options: NodeOptions,
+    *,
+    takes_element: bool = False,
+) -> None:
+    """Validate the function of a node whose other parameters are `upstream`; `takes_element`: the
+    first parameter gets an element of a map. Raises GraphError.
+    """
     if not callable(function):
         raise GraphError(f"node {name!r} needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise GraphError(f"the function of node {name!r} is a generator; use return, not yield")
-    for parameter in _signature(name, function).parameters.values():
-        _validate_parameter(name, parameter, gate)
+    parameters = list(_signature(name, function).parameters.values())
+    if takes_element:
+        _validate_element_parameter(name, parameters[:1], upstream)
+    for parameter in parameters[takes_element:]:
+        _validate_parameter(name, parameter, upstream)
+    if options.isolation is Isolation.PROCESS:
+        _validate_importable(name, function)
+
+
+def _validate_element_parameter(
+    name: str, first: list[inspect.Parameter], upstream: Collection[str]
+) -> None:
+    named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    if not first or first[0].kind not in named or first[0].name == CONTEXT_PARAMETER:
+        raise GraphError(
+            f"the function of map {name!r} needs a first parameter that gets the element, by name"
+        )
+    if first[0].name in upstream:
+        raise GraphError(
+            f"the first parameter of the function of map {name!r} gets the element, and "
+            f"{first[0].name!r} is the name of a node in after=; rename the parameter"
+        )
 
 
 def _signature(name: str, function: Any) -> inspect.Signature:
@@ -115,7 +158,7 @@ def _signature(name: str, function: Any) -> inspect.Signature:
         ) from None
 
 
-def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> None:
+def _validate_parameter(name: str, parameter: inspect.Parameter, upstream: Collection[str]) -> None:
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r} by position; values are "
@@ -126,11 +169,11 @@ def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> 
         or parameter.name == CONTEXT_PARAMETER
     ):
         return
-    if parameter.name not in gate.nodes and parameter.default is inspect.Parameter.empty:
+    if parameter.name not in upstream and parameter.default is inspect.Parameter.empty:
         hint = did_you_mean(
             parameter.name,
-            gate.nodes,
-            default=f"add it to after=, which has {', '.join(gate.nodes)}",
+            upstream,
+            default=f"add it to after=, which has {', '.join(upstream) or 'none'}",
         )
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r}, which is not in "

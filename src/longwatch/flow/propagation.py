@@ -21,23 +21,13 @@ A value that is not fresh stays until another one replaces it, and counts as set
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum, auto
 
 from longwatch.flow.attempt import AttemptEndCause, AttemptSpec
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, Progress
 from longwatch.flow.graph import Graph
+from longwatch.flow.node_status import NodeStatus, is_unsettled
 from longwatch.flow.nodes import Node
-
-
-class NodeStatus(StrEnum):
-    """The status of a computed node."""
-
-    BLOCKED = auto()  # its gate is not met
-    FRESH = auto()  # its value was computed from the present inputs
-    STALE = auto()  # an upstream node may change
-    ATTEMPT_OPEN = auto()  # an attempt is open
-    FAILED = auto()  # its attempts are spent
-    READY = auto()  # an attempt has to be opened
+from longwatch.flow.ticks import drop_outdated_end, has_ended, open_tick, tick_status
 
 
 def propagate(
@@ -45,7 +35,7 @@ def propagate(
     state: ExecutionState,
     queue_by_node: Mapping[str, int],
     *,
-    now: float,  # noqa: ARG001 - ticks and histories need it
+    now: float,
 ) -> None:
     """Open, cancel and clear what follows from the present values of an execution. Idempotent.
 
@@ -62,9 +52,9 @@ def propagate(
     unsettled: set[str] = set()
     has_failed = False
     for node in graph.computed_nodes:
-        status = _propagate_node(node, state, unsettled, queue_by_node)
+        status = _propagate_node(node, state, unsettled, queue_by_node, now=now)
         has_failed = has_failed or status is NodeStatus.FAILED
-        if status not in {NodeStatus.BLOCKED, NodeStatus.FRESH} and state.is_set(node.name):
+        if is_unsettled(node, status, state):
             unsettled.add(node.name)
     state.progress = _progress(graph, state, has_failed=has_failed)
 
@@ -80,13 +70,17 @@ def _progress(graph: Graph, state: ExecutionState, *, has_failed: bool) -> Progr
 
 
 def awaiting_nodes(graph: Graph, state: ExecutionState) -> set[str]:
-    """The blocked nodes whose gate a new value could meet, or whose gate raises. The others are
-    decided by the present values: their branch was not taken.
+    """The paused ticks, and the blocked nodes whose gate a new value could meet, or whose gate
+    raises. The others are decided by the present values: their branch was not taken.
     """
     awaiting: set[str] = set()
     decided = {name for name in graph.nodes if state.is_set(name)}
     for node in graph.computed_nodes:
         if node.gate.is_met(state):
+            if has_ended(node, state, input_revisions(node, state)):
+                decided.add(node.name)
+            elif node.is_tick and state.node(node.name).paused:
+                awaiting.add(node.name)
             continue
         if node.gate.may_be_met(state, decided) or node.gate.evaluate(state).has_error:
             awaiting.add(node.name)
@@ -96,10 +90,16 @@ def awaiting_nodes(graph: Graph, state: ExecutionState) -> set[str]:
 
 
 def _propagate_node(
-    node: Node, state: ExecutionState, unsettled: set[str], queue_by_node: Mapping[str, int]
+    node: Node,
+    state: ExecutionState,
+    unsettled: set[str],
+    queue_by_node: Mapping[str, int],
+    *,
+    now: float,
 ) -> NodeStatus:
     inputs = input_revisions(node, state)
     state.drop_outdated(node.name, inputs)
+    drop_outdated_end(node, state, inputs)
     status = status_of(node, state, unsettled, inputs)
     attempt = state.open_attempts.get(node.name)
     if attempt is not None and (status is NodeStatus.BLOCKED or attempt.computed_with != inputs):
@@ -110,6 +110,8 @@ def _propagate_node(
     if status is NodeStatus.BLOCKED:
         state.new_attempts.pop(node.name, None)
         state.unset_value(node.name)
+    elif status is NodeStatus.READY and node.is_tick:
+        open_tick(node, state, inputs, attempt_spec(node, queue_by_node), now=now)
     elif status is NodeStatus.READY:
         state.open_attempt(node.name, inputs, attempt_spec(node, queue_by_node))
     return status
@@ -117,26 +119,33 @@ def _propagate_node(
 
 def status_of(node: Node, state: ExecutionState, unsettled: set[str], inputs: str) -> NodeStatus:
     """The status of one node. `unsettled` are the upstream nodes whose value may change."""
-    record = state.nodes.get(node.name)
-    attempt, new_attempt = state.open_attempts.get(node.name), state.new_attempts.get(node.name)
     if not node.gate.is_met(state):
         return NodeStatus.BLOCKED
     if any(name in unsettled for name in node.upstream):
         return NodeStatus.STALE
+    if node.is_tick:
+        return tick_status(node, state, inputs)
+    return _compute_status(node, state, inputs)
+
+
+def _compute_status(node: Node, state: ExecutionState, inputs: str) -> NodeStatus:
+    record = state.nodes.get(node.name)
     if record is not None and record.is_set and record.computed_with == inputs:
         return NodeStatus.FRESH
-    if (attempt is not None and attempt.computed_with == inputs) or (
-        new_attempt is not None and new_attempt.computed_with == inputs
-    ):
+    if state.has_attempt(node.name, inputs):
         return NodeStatus.ATTEMPT_OPEN
     if record is not None and record.failed and record.attempted_with == inputs:
         return NodeStatus.FAILED
     return NodeStatus.READY
 
 
-def input_revisions(node: Node, state: ExecutionState) -> str:
-    """The revisions of all upstream nodes of a node, as JSON. Node names need no escapes."""
-    parts = ",".join(f'"{name}":{state.revision_of(name)}' for name in node.upstream)
+def input_revisions(node: Node, state: ExecutionState, *, without: str | None = None) -> str:
+    """The revisions of all upstream nodes of a node, as JSON, or of all but one. Node names need no
+    escapes.
+    """
+    parts = ",".join(
+        f'"{name}":{state.revision_of(name)}' for name in node.upstream if name != without
+    )
     return f"{{{parts}}}"
 
 

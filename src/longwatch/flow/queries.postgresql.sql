@@ -26,14 +26,14 @@ FROM longwatch_computations WHERE lease_state < 3 AND element IS NULL AND execut
 -- Those of these claims that still hold, with whether they are past their deadline and whether a heartbeat is missed.
 -- They are locked until the end of the transaction. The first condition makes the planner find them by their numbers.
 SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, false)::int,
-    coalesce(heartbeat_deadline < :lease_now, false)::int
+    coalesce(heartbeat_deadline < :lease_now, false)::int, element
 FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]) AND lease_state = 2
     AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
 ORDER BY seq FOR UPDATE
 
--- name: executions_of_attempts
--- The executions of attempts.
-SELECT seq, execution FROM longwatch_computations WHERE seq = ANY (:seqs::int8[])
+-- name: places_of_attempts
+-- The executions of attempts, and their elements if they compute one.
+SELECT seq, execution, element FROM longwatch_computations WHERE seq = ANY (:seqs::int8[])
 
 -- name: upsert_value_many
 -- The same for many nodes, given as arrays.
@@ -53,15 +53,15 @@ ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = ex
 -- The same for many, given as arrays.
 INSERT INTO longwatch_computations
     (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
-    max_attempts, due_at, created_at)
+    max_attempts, due_at, element, created_at)
 SELECT queue, CASE WHEN due_at IS NULL AND delay <= 0 THEN 0 ELSE 1 END,
     CASE WHEN due_at > :wall_now + delay THEN due_at WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
-    term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, due_at, :wall_now
+    term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, due_at, element, :wall_now
 FROM unnest(:queue::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :term::int8[], :crashes::int4[],
     :lost::int4[], :failures::int4[], :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[],
-    :due_at::float8[])
+    :due_at::float8[], :element::int8[])
     AS new_attempt (queue, delay, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
-        max_attempts, due_at)
+        max_attempts, due_at, element)
 
 -- name: end_attempt_many
 -- The same for many, given as arrays.

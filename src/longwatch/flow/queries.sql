@@ -51,7 +51,7 @@ FROM longwatch_executions AS e WHERE execution = :execution
 -- name: newest_executions
 -- A page of executions, the newest first, with the number of waiting and running attempts, and of failed and set nodes.
 SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
-    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 2),
+    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state IN (0, 1)),
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), state
@@ -61,7 +61,8 @@ FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.exe
 -- Every attempt of an execution, oldest first.
 SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
     CASE WHEN lease_state = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN lease_state = 2 THEN deadline - :lease_now END, CASE WHEN lease_state = 1 THEN ready_at - :wall_now END, crashes, releases,
-    lost, failures, traceback
+    lost, failures, traceback,
+    CASE WHEN element IS NOT NULL THEN coalesce((SELECT position FROM longwatch_map_elements AS m WHERE m.element = longwatch_computations.element), -1) END
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
 -- name: unchanged
@@ -91,12 +92,12 @@ ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = ex
 -- Insert an attempt into its queue, ready at once or after a delay.
 INSERT INTO longwatch_computations
     (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
-    max_attempts, due_at, created_at)
+    max_attempts, due_at, element, created_at)
 VALUES (:queue, CASE WHEN CAST(:due_at AS double precision) IS NULL AND :delay <= 0 THEN 0 ELSE 1 END,
     CASE WHEN CAST(:due_at AS double precision) > :wall_now + :delay THEN CAST(:due_at AS double precision)
         WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END,
     {execution}, :node, :attempt, :term, :crashes, :lost, :failures, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts,
-    CAST(:due_at AS double precision), :wall_now)
+    CAST(:due_at AS double precision), CAST(:element AS bigint), :wall_now)
 
 -- name: insert_leased_attempt
 -- Insert an attempt that is leased at once; also return whether its owner is registered.
@@ -148,6 +149,49 @@ LEFT JOIN (SELECT queue, count(*) AS running FROM longwatch_computations WHERE l
     ON leased.queue = waiting.queue
 GROUP BY graph
 
+-- name: stored_graphs
+-- The names of all graphs.
+SELECT DISTINCT graph FROM longwatch_graph_queues ORDER BY graph
+
+-- name: count_executions
+-- Count the executions of a graph by state and by whether a worker computes a node of them.
+SELECT state, is_running, count(*) FROM (
+    SELECT state, CASE WHEN state = 0 AND EXISTS (
+        SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2) THEN 1 ELSE 0 END AS is_running
+    FROM longwatch_executions AS e WHERE graph = :graph
+) AS counted GROUP BY state, is_running
+
+-- name: count_values
+-- By node: the number of executions of a graph in which it is set, in which it was given up, and whether an attempt at it has ended.
+SELECT node, sum(is_set), sum(failed), max(CASE WHEN computed_with IS NULL AND attempted_with IS NULL THEN 0 ELSE 1 END)
+FROM longwatch_executions AS e JOIN longwatch_values AS v ON v.execution = e.execution WHERE graph = :graph GROUP BY node
+
+-- name: count_open_attempts
+-- By node: the number of executions of a graph in which a worker computes it, and in which it waits for a worker or for its time. Each part
+-- reads a partial index; ended attempts are not read.
+SELECT node, count(DISTINCT running), count(DISTINCT waiting) FROM (
+    SELECT node, execution AS running, NULL AS waiting FROM longwatch_computations
+    WHERE lease_state = 2 AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+    UNION ALL SELECT node, NULL, execution FROM longwatch_computations
+    WHERE lease_state = 0 AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+    UNION ALL SELECT node, NULL, execution FROM longwatch_computations
+    WHERE lease_state = 1 AND pending IS NULL AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+) AS open_attempts GROUP BY node
+
+-- name: newest_attempt
+-- The number of the newest attempt; null if there is none. SQLite reads one row only for a bare max().
+SELECT max(seq) FROM longwatch_computations
+
+-- name: attempt_durations
+-- The durations of the newest successful attempts of each node of a graph, the newest first, among the attempts in a range of numbers. The
+-- firing of a tick runs no code and is left out.
+SELECT node, seconds FROM (
+    SELECT seq, node, ended_at - started_at AS seconds, row_number() OVER (PARTITION BY node ORDER BY seq DESC) AS place
+    FROM longwatch_computations
+    WHERE seq > :after AND seq <= :upto AND state = 'success' AND started_at IS NOT NULL AND due_at IS NULL
+        AND queue IN (SELECT queue FROM longwatch_graph_queues WHERE graph = :graph)
+) AS newest WHERE place <= :limit ORDER BY seq DESC
+
 -- name: sweep_position
 -- Where the next run of a sweep continues.
 SELECT position FROM longwatch_sweeps WHERE sweep = :sweep
@@ -181,6 +225,10 @@ FROM longwatch_executions AS e
 WHERE graph = :graph AND version = :version AND settled_nodes < :nodes AND cancelled = 0
     AND (settled_nodes, execution) > (:after_nodes, :after)
 ORDER BY settled_nodes, execution LIMIT :limit
+
+-- name: element_input_column
+-- A column of attempts: the element of a map as JSON; null for a node.
+(SELECT input FROM longwatch_map_elements AS m WHERE m.element = longwatch_computations.element)
 
 -- name: execution_id_column
 -- A column of attempts: the id of the execution.

@@ -18,13 +18,13 @@ FROM longwatch_computations WHERE lease_state < 3 AND element IS NULL AND execut
 
 -- name: valid_claims
 -- Those of these claims that still hold, with whether they are past their deadline and whether a heartbeat is missed.
-SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, 0), coalesce(heartbeat_deadline < :lease_now, 0)
+SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, 0), coalesce(heartbeat_deadline < :lease_now, 0), element
 FROM json_each(:claims) AS claim JOIN longwatch_computations ON seq = json_extract(claim.value, '$[0]')
 WHERE lease_state = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_extract(claim.value, '$[2]')
 
--- name: executions_of_attempts
--- The executions of attempts.
-SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FROM json_each(:seqs))
+-- name: places_of_attempts
+-- The executions of attempts, and their elements if they compute one.
+SELECT seq, execution, element FROM longwatch_computations WHERE seq IN (SELECT value FROM json_each(:seqs))
 
 -- name: row_ids
 -- The executions and nodes of attempts.

@@ -20,6 +20,7 @@ from longwatch.flow.attempt import (
     NewAttempt,
 )
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId, Progress
+from longwatch.flow.map_records import MapRecords
 from longwatch.flow.node_record import NodeRecord
 from longwatch.store.blame import IS_SUSPECT_SQL
 from longwatch.store.claims import Claim, LeaseSql, claim_parameters
@@ -75,10 +76,19 @@ class ValidClaim(NamedTuple):
     node: str
     is_past_deadline: bool
     is_heartbeat_missed: bool
+    element: int | None = None
+    """The element of a map that it computes; None: a node."""
 
     @property
     def has_lapsed(self) -> bool:
         return self.is_past_deadline or self.is_heartbeat_missed
+
+
+class AttemptPlace(NamedTuple):
+    """What an attempt computes: a node of an execution, or an element of one of its maps."""
+
+    execution: int
+    element: int | None = None
 
 
 OpenedAttempt = tuple[ExecutionState, NewAttempt]
@@ -110,6 +120,7 @@ class Records:
             **_PLACEHOLDERS[dialect],
             **LEASE_SQL[dialect].placeholders(dialect),
         )
+        self.maps = MapRecords(dialect)
         self._takes_arrays = dialect == "postgresql"
 
     # --- whole executions ---
@@ -219,6 +230,7 @@ class Records:
         if (
             key is None
             and self._takes_arrays
+            and not state.map_plans
             and max(len(state.changed_nodes), len(state.new_attempts)) <= _MAX_SINGLE_STATEMENTS
         ):
             tx.defer_rows(self.sql["insert_execution"], row, partial(_set_number, state))
@@ -243,36 +255,48 @@ class Records:
         if not changed:
             return set()
         opened = [(state, new) for state in changed for new in state.new_attempts.values()]
-        ends = [_end_row(attempt_end) for state in changed for attempt_end in state.attempt_ends]
+        ends = [end_row(attempt_end) for state in changed for attempt_end in state.attempt_ends]
         values = [
             _value_row(state, node) for state in changed for node in sorted(state.changed_nodes)
         ]
-        self._write_rows(tx, "end_attempt", ends)
-        self._write_rows(tx, "upsert_value", values)
+        self.write_rows(tx, "end_attempt", ends)
+        self.write_rows(tx, "upsert_value", values)
+        for state in changed:
+            self._write_map_plans(tx, state)
+        maps = [each for each in opened if each[1].pending is not None]
+        opened = [each for each in opened if each[1].pending is None]
         queued = opened if taker is None else taker.insert(tx, opened)
-        self._write_rows(tx, "insert_attempt", [attempt_row(*each) for each in queued])
+        self.write_rows(tx, "insert_attempt", [attempt_row(*each) for each in queued])
         existing = [state for state in changed if state.changes is not None]
-        self._write_rows(
+        self.write_rows(
             tx,
             "touch_execution",
             [_execution_row(state) for state in existing if state.has_changes],
         )
-        self._write_rows(
+        self.write_rows(
             tx,
             "update_progress",
             [_execution_row(state) for state in existing if not state.has_changes],
         )
         for state in changed:
             _notify_changed(tx, state)
-        return {state.graph_id for state, _ in queued}
+        return {state.graph_id for state, _ in [*queued, *maps]}
+
+    def _write_map_plans(self, tx: Transaction, state: ExecutionState) -> None:
+        for node, plan in state.map_plans.items():
+            self.maps.write_plan(tx, state.number, node, plan)
+            if plan.may_cancel_running:
+                tx.notify(cancel_channel(state.graph_id))
+            if plan.pending:
+                self.maps.open_map(tx, attempt_row(state, state.new_attempts[node]), plan)
 
     def cancel_orphans(self, tx: Transaction, orphans: Sequence[ValidClaim]) -> None:
         """Cancel these attempts, whose execution does not exist any more."""
-        self._write_rows(
+        self.write_rows(
             tx,
             "end_attempt",
             [
-                _end_row(
+                end_row(
                     AttemptEnd(each.claim.seq, AttemptState.CANCELLED, AttemptEndCause.EXECUTION)
                 )
                 for each in orphans
@@ -281,10 +305,11 @@ class Records:
 
     # --- claims ---
 
-    def executions_of(self, tx: Transaction, claims: Iterable[Claim]) -> dict[int, int]:
-        """The execution of each of these claims, by the number of the attempt."""
+    def places_of(self, tx: Transaction, claims: Iterable[Claim]) -> dict[int, AttemptPlace]:
+        """The place of each of these claims, by the number of the attempt."""
         seqs = self.array_parameter([claim.seq for claim in claims])
-        return dict(tx.rows(self.sql["executions_of_attempts"], {"seqs": seqs}))
+        rows = tx.rows(self.sql["places_of_attempts"], {"seqs": seqs})
+        return {seq: AttemptPlace(execution, element) for seq, execution, element in rows}
 
     def array_parameter(self, numbers: list[int]) -> Any:
         """Numbers as a parameter of a statement: an array, or JSON for SQLite."""
@@ -304,7 +329,7 @@ class Records:
         [(leased,)] = tx.rows(self.sql["count_running"], {"queue": number})
         return int(leased)
 
-    def _write_rows(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
+    def write_rows(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
         """Write a few rows one by one, which a server does faster than unpacking arrays."""
         if len(rows) > _MAX_SINGLE_STATEMENTS or not self._takes_arrays:
             tx.defer_many(self.sql.get(f"{query}_many", self.sql[query]), rows)
@@ -380,7 +405,10 @@ def _build_executions(
 
 
 def _valid_claims(rows: Iterable[Row]) -> dict[Claim, ValidClaim]:
-    read = [ValidClaim(Claim(*row[:3]), row[3], row[4], bool(row[5]), bool(row[6])) for row in rows]
+    read = [
+        ValidClaim(Claim(*row[:3]), row[3], row[4], bool(row[5]), bool(row[6]), row[7])
+        for row in rows
+    ]
     return {each.claim: each for each in read}
 
 
@@ -423,20 +451,9 @@ def attempt_row(state: ExecutionState, new_attempt: NewAttempt) -> dict[str, obj
     """The parameters of `insert_attempt`."""
     record = state.nodes.get(new_attempt.node)
     return {
+        **new_attempt.columns(),
         "term": 0 if record is None else record.term,
-        "queue": new_attempt.spec.queue,
-        "delay": float(new_attempt.delay),
         "execution": state.number or None,
-        "node": new_attempt.node,
-        "attempt": new_attempt.number,
-        "failures": new_attempt.failures,
-        "crashes": new_attempt.crashes,
-        "lost": new_attempt.lost,
-        "computed_with": new_attempt.computed_with,
-        "heartbeat_timeout": new_attempt.spec.heartbeat_timeout,
-        "abandon_after": float(new_attempt.spec.abandon_after),
-        "max_attempts": new_attempt.spec.max_attempts,
-        "due_at": new_attempt.due_at,
     }
 
 
@@ -456,7 +473,8 @@ def _progress_row(state: ExecutionState) -> dict[str, object]:
     }
 
 
-def _end_row(attempt_end: AttemptEnd) -> dict[str, object]:
+def end_row(attempt_end: AttemptEnd) -> dict[str, object]:
+    """The parameters of `end_attempt`."""
     return {
         "seq": attempt_end.seq,
         "state": str(attempt_end.state),

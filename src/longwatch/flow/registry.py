@@ -20,6 +20,7 @@ from longwatch.flow.graph_evolution import (
     missing_definitions,
     save_definitions,
 )
+from longwatch.flow.map_opener import prepare_maps
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records
 from longwatch.store.database import Database, Transaction
@@ -69,7 +70,7 @@ class Registry:
         self.graphs: dict[GraphId, Graph] = {}
         self._database = database
         self._records = records
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         if isinstance(graphs, Graph):
             raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
         self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
@@ -89,13 +90,17 @@ class Registry:
             self._cached = (os.getpid(), self._database.generation), found
         return self._cached[1]
 
-    def propagate(self, tx: Transaction, state: ExecutionState) -> None:  # noqa: ARG002 - for elements of maps
+    def propagate(self, tx: Transaction, state: ExecutionState) -> None:
         """Open, cancel and clear what follows from a change of an execution, in the transaction
         that has locked it. Leaves an execution of an unknown graph as it is.
         """
         registered = self.registered().get(state.graph_id)
-        if registered is not None:
-            propagate(registered.graph, state, registered.queue_by_node, now=self._clock.wall())
+        if registered is None:
+            return
+        graph, queue_by_node = registered.graph, registered.queue_by_node
+        propagate(graph, state, queue_by_node, now=self.clock.wall())
+        while graph.map_nodes and prepare_maps(tx, self._records.maps, graph, state):
+            propagate(graph, state, queue_by_node, now=self.clock.wall())
 
     def refresh(self) -> None:
         """Read the queues again: another process may have given a node a queue of its own, or

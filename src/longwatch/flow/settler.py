@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 
 from longwatch.core.events.base import Events
@@ -26,8 +27,10 @@ from longwatch.flow.eager_lease.execution_cache import (
     require_own_ends,
 )
 from longwatch.flow.execution_state import ExecutionState, GraphId
+from longwatch.flow.map_settler import ElementEnding, EndedMaps, end_elements, finish_map
 from longwatch.flow.node_record import GiveUpReason
 from longwatch.flow.records import (
+    AttemptPlace,
     AttemptTaker,
     LoadedClaims,
     LoadedExecutions,
@@ -36,6 +39,7 @@ from longwatch.flow.records import (
     notify_workers,
 )
 from longwatch.flow.registry import Registry
+from longwatch.flow.ticks import settle_tick
 from longwatch.flow.waiters import Waiters
 from longwatch.flow.work_reports import emit_ends_on_commit
 from longwatch.store.blame import Blame
@@ -66,7 +70,7 @@ class AttemptSettler:
         self._registry = registry
         self._claims = claims
         self._waiters = waiters
-        self._executions: dict[Claim, int] = {}
+        self._places: dict[Claim, AttemptPlace] = {}
 
     def record_commit(
         self,
@@ -79,13 +83,15 @@ class AttemptSettler:
     ) -> None:
         """Remember the claims and executions of an exchange, after the commit."""
         self.forget(settlements)
-        self._executions.update((each.claim, each.item.execution) for each in claimed)
+        self._places.update(
+            (each.claim, AttemptPlace(each.item.execution, each.item.element)) for each in claimed
+        )
         self.cache.put(written, owner, leased)
 
     def forget(self, settlements: Iterable[Settlement]) -> None:
         """Forget settled attempts, after the commit."""
         for settlement in settlements:
-            self._executions.pop(settlement.claim, None)
+            self._places.pop(settlement.claim, None)
 
     def settle(
         self,
@@ -126,36 +132,104 @@ class AttemptSettler:
         *,
         recall: bool,
     ) -> SettledAttempts:
-        executions = {claim: self._executions.get(claim) for claim in settlements}
-        recalled = self.cache.recall(tx, executions) if recall else None
-        loaded, valid = recalled or self._load(tx, executions)
+        places = self._find_places(tx, settlements)
+        of_elements = {claim for claim, place in places.items() if place.element is not None}
+        executions = {
+            claim: place.execution if (place := places.get(claim)) else None
+            for claim in settlements
+            if claim not in of_elements
+        }
+        ended = self._end_elements(tx, [settlements[each] for each in of_elements], places)
+        recalled = (
+            self.cache.recall(tx, executions) if recall and not of_elements and executions else None
+        )
+        loaded, valid = recalled or self._load(tx, executions, ended)
         attempts = _validate(settlements, loaded, valid)
         for claim, (state, attempt) in attempts.items():
-            _apply(settlements[claim], state, attempt)
-        written = list({state.number: state for state, _ in attempts.values()}.values())
+            self._apply(settlements[claim], state, attempt)
+        for execution, node in ended.finished:
+            finish_map(tx, self._records, loaded[execution], node)
+        changed = {state.number: state for state, _ in attempts.values()}
+        changed |= {number: loaded[number] for number, _ in ended.finished}
+        written = list(changed.values())
         for state in written:
             self._registry.propagate(tx, state)
         if recalled is not None:
             require_own_ends(written, settlements)
         ready = self._records.save(tx, written, taker)
         seconds = {claim.seq: each.seconds for claim, each in settlements.items()}
-        emit_ends_on_commit(tx, self.events, written, seconds)
+        emit_ends_on_commit(tx, self.events, chain(written, ended.by_execution.values()), seconds)
         for state in written:
             self._notify(tx, state)
-        return SettledAttempts({claim: claim in attempts for claim in settlements}, written, ready)
+        self._notify_capped(tx, {each.graph_id for each in ended.by_execution.values()})
+        held = attempts.keys() | ended.claims
+        return SettledAttempts(
+            {claim: claim in held for claim in settlements}, written, ready | ended.ready
+        )
 
-    def _load(self, tx: Transaction, executions: Mapping[Claim, int | None]) -> LoadedClaims:
+    def _find_places(
+        self, tx: Transaction, claims: Mapping[Claim, Settlement]
+    ) -> dict[Claim, AttemptPlace]:
+        """The place of each attempt that is known here or in the store."""
+        places = {claim: self._places[claim] for claim in claims if claim in self._places}
+        unknown = [claim for claim in claims if claim not in places]
+        found = self._records.places_of(tx, unknown) if unknown else {}
+        return places | {claim: found[claim.seq] for claim in unknown if claim.seq in found}
+
+    def _end_elements(
+        self,
+        tx: Transaction,
+        settlements: Sequence[Settlement],
+        places: Mapping[Claim, AttemptPlace],
+    ) -> EndedMaps:
+        """End the attempts of elements. It locks the executions of the others, too."""
+        if not settlements:
+            return EndedMaps()
+        return end_elements(
+            tx,
+            self._records,
+            [_element_ending(each) for each in settlements],
+            [place.execution for place in places.values()],
+        )
+
+    def _load(
+        self, tx: Transaction, executions: Mapping[Claim, int | None], ended: EndedMaps
+    ) -> LoadedClaims:
         numbers = [number for number in executions.values() if number is not None]
-        if len(numbers) < len(executions):
-            numbers = list(self._records.executions_of(tx, executions).values())
+        numbers += [number for number, _ in ended.finished]
+        if not numbers:
+            return {}, {}
         return self._records.load_with_claims(tx, numbers, list(executions))
+
+    def _notify_capped(self, tx: Transaction, graph_ids: Iterable[GraphId]) -> None:
+        registered = self._registry.registered()
+        notify_workers(
+            tx, [each for each in graph_ids if each in registered and registered[each].is_capped]
+        )
+
+    def _apply(self, settlement: Settlement, state: ExecutionState, attempt: Attempt) -> None:
+        if settlement.outcome is not RowOutcome.DONE:
+            state.fail(
+                attempt,
+                _end_cause(settlement),
+                error=settlement.error,
+                traceback=settlement.traceback,
+                delay=settlement.delay,
+            )
+            return
+        result = (settlement.result or b"null").decode()
+        node = self._registry.graphs[state.graph_id].nodes[attempt.node]
+        if node.is_tick:
+            settle_tick(node, state, attempt, result, now=self._registry.clock.wall())
+        else:
+            state.succeed(attempt, result)
 
     def _notify(self, tx: Transaction, state: ExecutionState) -> None:
         registered = self._registry.registered().get(state.graph_id)
         if registered is not None:
             self._waiters.deliver_on_commit(tx, registered.graph, state)
-            if registered.is_capped:  # the ended attempt makes room for one of another worker
-                notify_workers(tx, [state.graph_id])
+        # the ended attempt makes room under a cap for one of another worker
+        self._notify_capped(tx, [state.graph_id])
 
 
 def _validate(
@@ -173,17 +247,17 @@ def _validate(
     return attempts
 
 
-def _apply(settlement: Settlement, state: ExecutionState, attempt: Attempt) -> None:
+def _element_ending(settlement: Settlement) -> ElementEnding:
     if settlement.outcome is RowOutcome.DONE:
-        state.succeed(attempt, (settlement.result or b"null").decode())
-    else:
-        state.fail(
-            attempt,
-            _end_cause(settlement),
-            error=settlement.error,
-            traceback=settlement.traceback,
-            delay=settlement.delay,
-        )
+        result = (settlement.result or b"null").decode()
+        return ElementEnding(settlement.claim, AttemptEndCause.DONE, result)
+    return ElementEnding(
+        settlement.claim,
+        _end_cause(settlement),
+        error=settlement.error,
+        traceback=settlement.traceback,
+        delay=settlement.delay,
+    )
 
 
 def _end_cause(settlement: Settlement) -> AttemptEndCause:

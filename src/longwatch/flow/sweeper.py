@@ -17,7 +17,8 @@ before the transaction, because a file may be slow. `attempt_blame` decides how 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf
 from typing import NamedTuple, TypeVar
 
@@ -30,12 +31,13 @@ from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.attempt_blame import ReclaimedLease
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.lapsed_owners import LapsedOwners
-from longwatch.flow.records import Records, ValidClaim, notify_workers
+from longwatch.flow.map_settler import ElementEnding, EndedMaps, end_elements, finish_map
+from longwatch.flow.records import LoadedExecutions, Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
 from longwatch.flow.work_reports import emit_ends_on_commit, emit_sweep, run_reported
 from longwatch.host.incarnation import boot_id
 from longwatch.store.blame import Blame
-from longwatch.store.claims import Claims
+from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Database, Parameters, Transaction
 from longwatch.store.sweep import ClaimSweeper, LeaseOwner
 
@@ -198,19 +200,44 @@ class FlowSweeper:
             unspent = {found.claim: state for found, state, cause in ends if cause is None}
             self._claims.release(tx, sorted(unspent), blame=Blame.RELEASE)
             notify_workers(tx, {state.graph_id for state in unspent.values()})
+            spent = [(found, state, cause) for found, state, cause in ends if cause is not None]
             abandoned = [
                 abandonment
-                for found, state, cause in ends
-                if cause is not None and (abandonment := _abandon(found, state, cause))
+                for found, state, cause in spent
+                if found.element is None and (abandonment := _abandon(found, state, cause))
             ]
-            notify_workers(tx, self._records.save(tx, loaded.values()))
-            emit_ends_on_commit(tx, self.events, loaded.values())
+            elements = {
+                found.claim: cause for found, _, cause in spent if found.element is not None
+            }
+            ended = self._abandon_elements(tx, elements, loaded) if elements else EndedMaps()
+            abandoned += _abandonments(ended, elements)
+            notify_workers(tx, self._records.save(tx, loaded.values()) | ended.ready)
+            emit_ends_on_commit(
+                tx, self.events, chain(loaded.values(), ended.by_execution.values())
+            )
             return len(unspent) + len(abandoned), abandoned
 
         count, abandoned = self._database.write(work)
         for event in abandoned:
             self.events.emit(event)
         return count
+
+    def _abandon_elements(
+        self,
+        tx: Transaction,
+        causes: Mapping[Claim, AttemptEndCause],
+        loaded: LoadedExecutions,
+    ) -> EndedMaps:
+        """Abandon elements of maps, and end the maps whose last element that was."""
+        endings = [
+            ElementEnding(claim, cause, error=_ERROR_TEXTS[cause])
+            for claim, cause in causes.items()
+        ]
+        ended = end_elements(tx, self._records, endings, loaded)
+        for execution, node in ended.finished:
+            finish_map(tx, self._records, loaded[execution], node)
+            self._registry.propagate(tx, loaded[execution])
+        return ended
 
     # --- stalled executions ---
 
@@ -372,6 +399,19 @@ def _abandon(
     return AttemptAbandoned(
         execution=state.id, node=attempt.node, attempt=attempt.number, cause=str(cause)
     )
+
+
+def _abandonments(
+    ended: EndedMaps, causes: Mapping[Claim, AttemptEndCause]
+) -> list[AttemptAbandoned]:
+    """The events of abandoned elements."""
+    return [
+        AttemptAbandoned(
+            execution=each.execution, node=end.node, attempt=number, cause=str(causes[claim])
+        )
+        for each in ended.by_execution.values()
+        for end, (claim, number) in zip(each.attempt_ends, each.numbers.items(), strict=True)
+    ]
 
 
 _ERROR_TEXTS = {

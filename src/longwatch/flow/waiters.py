@@ -18,7 +18,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.explanation import node_statuses
 from longwatch.flow.graph import Graph
-from longwatch.flow.propagation import NodeStatus
+from longwatch.flow.node_status import FRESH_STATUSES
 from longwatch.store.database import Transaction
 from longwatch.store.forks import register_fork_hooks
 
@@ -97,6 +97,6 @@ class Waiters:
             return
         statuses = node_statuses(graph, state)
         for node, waiter in waiting:
-            if statuses.get(node) is NodeStatus.FRESH:
+            if statuses.get(node) in FRESH_STATUSES and state.is_set(node):
                 computed = ComputedValue(state.nodes[node].value or "null", state.revision_of(node))
                 tx.after_commit(partial(waiter.deliver, computed))

@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Protocol
 
 from longwatch.core.clock import Clock
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptsEnded, FlowSweepFinished
-from longwatch.flow.execution_state import ExecutionState
+from longwatch.flow.attempt import AttemptEnd
+from longwatch.flow.execution_state import GraphId
 from longwatch.store.database import Transaction
 
 NO_SECONDS: Mapping[int, float | None] = MappingProxyType({})
 
 
+class HasEnds(Protocol):
+    """Attempts of one graph that a transaction ends."""
+
+    @property
+    def graph_id(self) -> GraphId: ...
+
+    @property
+    def attempt_ends(self) -> list[AttemptEnd]: ...
+
+
 def emit_ends_on_commit(
     tx: Transaction,
     events: Events,
-    states: Iterable[ExecutionState],
+    states: Iterable[HasEnds],
     seconds: Mapping[int, float | None] = NO_SECONDS,
 ) -> None:
     """Emit the attempts that these executions end, after the commit: one event for all that ended
@@ -31,7 +43,7 @@ def emit_ends_on_commit(
 
 
 def _count_ends(
-    states: Iterable[ExecutionState], seconds: Mapping[int, float | None]
+    states: Iterable[HasEnds], seconds: Mapping[int, float | None]
 ) -> list[AttemptsEnded]:
     groups: dict[tuple[str, str, str, str], list[float | None]] = {}
     for state in states:

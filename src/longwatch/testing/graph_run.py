@@ -209,7 +209,7 @@ class GraphRun:
             if planned.step is step and planned.node in {None, leased.item.node}:
                 self._planned_crashes.remove(planned)
                 self._kill(planned, leased)
-        self.runs[leased.item.node] += step is Step.BEGUN
+        self.runs[leased.item.node] += step is Step.BEGUN and leased.item.due_at is None
         self.on_step(step, leased.item.node)
 
     def _kill(self, planned: _PlannedCrash, leased: ClaimedRow) -> None:

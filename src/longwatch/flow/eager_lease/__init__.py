@@ -20,9 +20,10 @@ Where it ends
     `ExchangeResult.claimed` hands them to the engine that asked.
 
 States of a new attempt
-    queued      no room here, delayed, a suspect, in a queue with a cap, or rows of the queue may
-                wait: inserted as usual. A suspect has to run with no other row beside it, and caps
-                are counted by claims only. An engine that runs suspects leases nothing eagerly.
+    queued      no room here, delayed, the firing of a tick, a suspect, in a queue with a cap, or
+                rows of the queue may wait: inserted as usual. A suspect has to run with no other
+                row beside it, and caps are counted by claims only. An engine that runs suspects
+                leases nothing eagerly.
     leased      inserted with owner and term, as a claim would have left it. From there on it is
                 renewed, settled, swept and fenced like any claimed row.
 

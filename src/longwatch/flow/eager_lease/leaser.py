@@ -101,6 +101,7 @@ class EagerLease:
         return (
             self._inserted < self._room
             and not new_attempt.delay
+            and new_attempt.due_at is None
             and not new_attempt.is_suspect
             and new_attempt.spec.queue in self._queues
         )
@@ -344,6 +345,8 @@ def _claimed_attempt(
         max_attempts=spec.max_attempts,
         abandon_after=spec.abandon_after,
         heartbeat_timeout=spec.heartbeat_timeout,
+        element=None,
+        due_at=None,
         inputs=_encode_inputs(state, new_attempt),
         is_stale=False,
         id=state.id,

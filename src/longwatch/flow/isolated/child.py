@@ -82,14 +82,14 @@ def _compute(channel: ChildFrameChannel, listener: CancelListener) -> bytes:
     from msgspec import json  # noqa: PLC0415 - found on the path of the worker
 
     from longwatch.flow.invocation import arguments, encode_result, signature_of  # noqa: PLC0415
-    from longwatch.flow.nodes import Node  # noqa: PLC0415
+    from longwatch.flow.nodes import Node, NodeKind  # noqa: PLC0415
 
     facts, inputs = json.decode(channel.expect(REQUEST)), channel.expect(INPUTS).decode()
     context = _make_context(channel, facts)
     function = import_function(facts["module"], facts["qualname"], wrapped=facts["wrapped"])
     if signature_of(function).takes_context:
         listener.start(context.cancel)
-    node = Node(facts["node"], function=function)
+    node = Node(facts["node"], NodeKind(facts["kind"]), function=function)
     result = function(**arguments(node, inputs, context))
     if isawaitable(result):
         listener.start(context.cancel)

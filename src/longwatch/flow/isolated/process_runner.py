@@ -190,6 +190,7 @@ class ProcessRunner(Service):
             "wrapped": self._depth(node),
             "execution": context.execution,
             "node": node.name,
+            "kind": node.kind,
             "attempt": context.attempt,
             "fencing_token": context.fencing_token,
             "remaining": context.deadline.remaining(),

@@ -42,8 +42,11 @@ ALTER TABLE longwatch_computations
     ADD COLUMN due_at double precision,
     -- The element of a map that an attempt computes; null: a node.
     ADD COLUMN element bigint,
-    -- How many elements of a map are not ended; null: the attempt is no map.
-    ADD COLUMN pending integer;
+    -- How many elements of a map are not ended; null: the attempt is no map. The attempt of a map has
+    -- the lease_state -1: it is open, and no claim takes it.
+    ADD COLUMN pending integer,
+    -- The place in the list up to which a map has opened its elements; null: all are opened.
+    ADD COLUMN opened integer;
 DROP INDEX longwatch_computations_by_execution;
 -- A load of an execution reads the attempts of its nodes, and passes over those of elements.
 CREATE INDEX longwatch_computations_by_execution
@@ -67,6 +70,6 @@ CREATE TABLE longwatch_map_elements (
     failed smallint NOT NULL DEFAULT 0,
     error text,
     traceback text,
-    term bigint NOT NULL DEFAULT 0,
-    UNIQUE (execution, node, key)
+    term bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
+CREATE INDEX longwatch_map_elements_in_order ON longwatch_map_elements (execution, node, position);

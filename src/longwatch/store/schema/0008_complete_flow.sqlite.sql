@@ -39,8 +39,11 @@ CREATE INDEX longwatch_values_indexed ON longwatch_values (node, indexed_key, ex
 ALTER TABLE longwatch_computations ADD COLUMN due_at REAL;
 -- The element of a map that an attempt computes; null: a node.
 ALTER TABLE longwatch_computations ADD COLUMN element INTEGER;
--- How many elements of a map are not ended; null: the attempt is no map.
+-- How many elements of a map are not ended; null: the attempt is no map. The attempt of a map has the
+-- lease_state -1: it is open, and no claim takes it.
 ALTER TABLE longwatch_computations ADD COLUMN pending INTEGER;
+-- The place in the list up to which a map has opened its elements; null: all are opened.
+ALTER TABLE longwatch_computations ADD COLUMN opened INTEGER;
 DROP INDEX longwatch_computations_by_execution;
 -- A load of an execution reads the attempts of its nodes, and passes over those of elements.
 CREATE INDEX longwatch_computations_by_execution
@@ -64,6 +67,6 @@ CREATE TABLE longwatch_map_elements (
     failed INTEGER NOT NULL DEFAULT 0,
     error TEXT,
     traceback TEXT,
-    term INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (execution, node, key)
+    term INTEGER NOT NULL DEFAULT 0
 );
+CREATE INDEX longwatch_map_elements_in_order ON longwatch_map_elements (execution, node, position);
