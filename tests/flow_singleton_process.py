@@ -47,9 +47,10 @@ def ids(processes: list[subprocess.Popen[str]], *, timeout: float) -> list[str]:
 
 def main() -> None:
     with Flow(sys.argv[1], [shared_graph()]) as flow:
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         sys.stdin.readline()
-        print(flow.find_or_start("shared", number=21).id)
+        sys.stdout.write(flow.find_or_start("shared", number=21).id)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from flow_rig import TIMEOUT, BackgroundCall, ManualWorker, scrape_graph
+from flow_rig import (  # noqa: F401 - fixtures
+    TIMEOUT,
+    BackgroundCall,
+    ManualWorker,
+    database_fixture,
+    scrape_graph,
+    url_fixture,
+)
 from flow_singleton_process import ids, shared_graph, start_processes
 from longwatch.errors import GraphError, UsageError
 from longwatch.flow import Flow, Graph, compute, input  # noqa: A004 - the contract's word
@@ -95,7 +103,7 @@ class TestAddedNodes:
                     return "is gone" if "is gone" in str(error) else str(error)
             return "registered"
 
-        calls = [BackgroundCall(lambda number=number: come(number)) for number in range(AT_ONCE)]
+        calls = [BackgroundCall(partial(come, number)) for number in range(AT_ONCE)]
         results = [call.wait() for call in calls]
         # Two releases that each lack the node of the other: the first one to come wins.
         assert {"registered": AT_ONCE // 2, "is gone": AT_ONCE // 2} == {
@@ -111,14 +119,14 @@ class TestAddedNodes:
             with Flow(url, [old_graph]) as old, old.worker(concurrency=4):
                 return [old.start("scrape", url="abc").id for _ in range(UNDER_LOAD)]
 
-        def release(_: int) -> list[str]:
+        def release() -> str:
             with Flow(url, [graph_of(pages(), titles())]) as flow:
                 flow.registry.registered()
-                return []
+                return "released"
 
         starting = BackgroundCall(start_all)
-        releases = [BackgroundCall(lambda number=number: release(number)) for number in range(3)]
-        assert [[]] * 3 == [each.wait() for each in releases]
+        releases = [BackgroundCall(release) for _ in range(3)]
+        assert ["released"] * 3 == [each.wait() for each in releases]
         with Flow(url, [new_graph]) as new, new.worker(concurrency=4):
             started = starting.wait()
             assert UNDER_LOAD == len(started)
