@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from longwatch.core.error_text import json_reason
 from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
-from longwatch.flow.execution import Computation, ExecutionSummary
+from longwatch.flow.computation import Computation
+from longwatch.flow.execution import ExecutionSummary
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph

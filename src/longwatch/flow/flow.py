@@ -17,6 +17,7 @@ from longwatch.flow.execution import Execution, ExecutionSummary
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.metadata import encode_metadata
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
 from longwatch.flow.statistics import GraphStatistics, read_statistics
@@ -69,21 +70,26 @@ class Flow:
         *,
         version: str | None = None,
         idempotency_key: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> Execution:
         """Start an execution with these inputs set.
 
-        If the graph has an execution of this key, return that one with its own inputs. Raises
-        UnknownGraphError, UsageError for a node that is not an input, and SerializationError.
+        If the graph has an execution of this key, return that one with its own inputs and its own
+        metadata. `metadata` is a JSON object of at most 64 KiB beside the values. Inputs named like
+        a parameter go into `inputs`. Raises UnknownGraphError, UsageError for a node that is not an
+        input and for metadata that cannot be kept, and SerializationError.
         """
         graph_id = self.registry.find(graph, version)
         encoded = self.encode_inputs(graph_id, {**(inputs or {}), **named})
         key = _validate_key(idempotency_key)
+        metadata_json = encode_metadata(metadata)
         registered = self.registry.registered()[graph_id]
         execution_id = secrets.token_hex(8)
 
         def change(tx: Transaction) -> ExecutionState:
             state = ExecutionState(0, execution_id, graph_id)
+            state.metadata = metadata_json
             for node, text in encoded.items():
                 state.set_value(node, text)
             self.registry.propagate(tx, state)

@@ -28,6 +28,18 @@ SELECT execution FROM longwatch_executions WHERE graph = :graph AND idempotency_
 -- Find an execution by its id.
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
 
+-- name: metadata
+-- The metadata of an execution.
+SELECT metadata FROM longwatch_executions WHERE execution = :execution
+
+-- name: lock_metadata
+-- The metadata of an execution, to be changed; locks the execution.
+SELECT metadata FROM longwatch_executions WHERE execution = :execution {for_update}
+
+-- name: set_metadata
+-- Replace the metadata of an execution. It is no change of its state, so `changes` stays.
+UPDATE longwatch_executions SET metadata = :metadata WHERE execution = :execution
+
 -- name: may_have_value
 -- Whether to load an execution for the value of a node: the node is set, a node was given up, the execution was cancelled, or its graph
 -- has more nodes now.
