@@ -28,6 +28,7 @@ from longwatch.flow.explanation import (
     unreachable_nodes,
 )
 from longwatch.flow.graph import Graph
+from longwatch.flow.history import HistoryEntry, read_history
 from longwatch.flow.map_records import MapProgress
 from longwatch.flow.map_settler import abandon_elements
 from longwatch.flow.metadata import merge_metadata, read_metadata
@@ -193,6 +194,18 @@ class Execution:
         query = self._flow.records.sql["attempts_of_execution"]
         rows = self._flow.database.read(lambda tx: tx.rows(query, {"execution": self._number}))
         return [Computation.from_row(row) for row in rows]
+
+    def history(self, node: str | None = None, *, limit: int = 100) -> list[HistoryEntry]:
+        """How attempts ended and inputs changed, the newest first, of all nodes or of this one.
+
+        The entry that left the present value of a node has it, with its revision.
+        """
+        if node is not None:
+            self._definition.node(node)
+        records, number = self._flow.records, self._number
+        return self._flow.database.read(
+            lambda tx: read_history(tx, records, number, node=node, limit=limit)
+        )
 
     def explain(self) -> Explanation:
         """Explain for every node what state it is in and what it waits for."""
