@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
+from longwatch.engine.event_logging import logged_events
 from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.eager_lease.leaser import LocalWorkers
@@ -20,6 +21,7 @@ from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.flow.metadata import encode_metadata
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
+from longwatch.flow.save_callbacks import SaveCallbacks
 from longwatch.flow.statistics import GraphStatistics, read_statistics
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
@@ -56,8 +58,10 @@ class Flow:
         self.registry = Registry(self.database, self.records, graphs, clock=self.clock)
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
+        self.save_callbacks = SaveCallbacks(self.clock)
         self.closed = False
         """Whether `close` has closed the store."""
+        self._events = logged_events()
         self._owns_database = not isinstance(store, Database)
 
     # --- executions ---
@@ -172,7 +176,10 @@ class Flow:
     # --- closing ---
 
     def close(self) -> None:
-        """Close the store if this Flow has opened it. Idempotent."""
+        """Close the store if this Flow has opened it. Waits a few seconds for calls of `on_save`.
+        Idempotent.
+        """
+        self.save_callbacks.flush()
         if self._owns_database:
             self.closed = True
             self.database.close()
@@ -215,11 +222,18 @@ class Flow:
         self, graph_id: GraphId, change: Callable[[Transaction], ExecutionState]
     ) -> ExecutionState:
         """Change and save an execution in one transaction, and notify workers of new attempts."""
+
+        def change_and_call(tx: Transaction) -> ExecutionState:
+            state = change(tx)
+            graph = self.registry.graphs[graph_id]
+            self.save_callbacks.call_on_commit(tx, graph, state, self._events)
+            return state
+
         if (eager_write := self.local_workers.reserve(graph_id)) is not None:
-            return eager_write.write(change)
+            return eager_write.write(change_and_call)
 
         def work(tx: Transaction) -> ExecutionState:
-            state = change(tx)
+            state = change_and_call(tx)
             notify_workers(tx, self.records.save(tx, [state]))
             return state
 
