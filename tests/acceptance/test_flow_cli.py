@@ -117,7 +117,7 @@ def place(
 
 # --- what cannot be ---
 
-LOOKING = ("ls",), ("show", "abc"), ("stats",)
+LOOKING = ("ls",), ("show", "abc"), ("history", "abc"), ("stats",)
 WITH_CODE = (
     ("explain", "abc"),
     ("graph",),
@@ -489,6 +489,31 @@ def test_show_tells_values_and_attempts_without_code(place: FlowDirectory) -> No
     )
     one = place.output("show", TARGET, started.id, "--limit", "1")
     assert "1 older attempt not shown; more with --limit" == one[-1]
+
+
+def test_show_has_the_metadata_and_history_has_the_values_newest_first(
+    place: FlowDirectory,
+) -> None:
+    started = place.computed({"id": "a", "pages": 2})
+    assert {} == place.json_output("show", TARGET, started.id)["metadata"]
+    started.set_metadata({"owner": "ada"})
+    assert {"owner": "ada"} == place.json_output("show", TARGET, started.id)["metadata"]
+    assert 'metadata   {"owner": "ada"}' in place.output("show", TARGET, started.id)
+    found = place.json_output("history", started.id, "--store", "sqlite:///flow.db")
+    assert [("report", "success", 3), ("pages", "success", 2), ("job", "set", 1)] == [
+        (each["node"], each["state"], each["revision"]) for each in found
+    ]
+    one = place.json_output("history", TARGET, started.id, "--node", "pages", "--limit", "5")
+    assert found[1:2] == one
+    head, first, *_ = place.output("history", TARGET, started.id)
+    assert head.split()[:4] == ["changed", "node", "state", "attempt"]
+    assert ["report", "success", "1", "done", "3"] == first.split()[2:7]
+    assert [f"no history of node 'none' of execution {started.id}"] == place.output(
+        "history", TARGET, started.id, "--node", "none"
+    )
+    assert "ID is missing; write: longwatch flow history module:flow ID" == place.refusal_of(
+        "history", TARGET
+    )
 
 
 def test_show_tells_the_last_line_of_an_error_and_escapes_it(place: FlowDirectory) -> None:

@@ -127,6 +127,7 @@ class ManualWorker:
             self.flow.registry,
             clock=clock,
             waiters=self.flow.waiters if notifies_waiters else None,
+            save_callbacks=self.flow.save_callbacks,
         )
         self.owner = self.register_owner()
         self.runs: Counter[str] = Counter()

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 from longwatch.core.error_text import json_reason
 from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
-from longwatch.flow.execution import Computation, ExecutionSummary
+from longwatch.flow.computation import Computation
+from longwatch.flow.execution import ExecutionSummary
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
+from longwatch.flow.history import HistoryEntry, read_history
 from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.metadata import read_metadata
 from longwatch.flow.statistics import stored_graphs
 from longwatch.store.migrations import schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
@@ -40,6 +43,7 @@ class ExecutionView(NamedTuple):
     summary: ExecutionSummary
     state: ExecutionState
     attempts: list[Computation]
+    metadata: dict[str, Any]
 
 
 # --- ways in ---
@@ -56,6 +60,7 @@ def load_flow(import_path: str) -> Iterator[Flow]:
     try:
         yield flow
     finally:
+        flow.save_callbacks.flush()
         flow.database.close()
 
 
@@ -111,10 +116,22 @@ def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
     attempts = flow.database.read(
         lambda tx: tx.rows(flow.records.sql["attempts_of_execution"], {"execution": number})
     )
+    metadata = flow.database.read(lambda tx: read_metadata(tx, flow.records, number))
     return ExecutionView(
         summary,
         _load_state(flow, number, execution_id),
         [Computation.from_row(row) for row in attempts],
+        metadata or {},
+    )
+
+
+def execution_history(
+    flow: Flow, execution_id: str, *, node: str | None, limit: int
+) -> list[HistoryEntry]:
+    """Read the history of an execution. Raises UnknownExecutionError for an unknown id."""
+    number, _ = _find_execution(flow, execution_id)
+    return flow.database.read(
+        lambda tx: read_history(tx, flow.records, number, node=node, limit=limit)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from longwatch.cli.output import age, key_value_lines, pluralize, short_body, ta
 
 if TYPE_CHECKING:
     from longwatch.app.flows import ExecutionView
-    from longwatch.flow.execution import Computation, ExecutionSummary
+    from longwatch.flow.computation import Computation
+    from longwatch.flow.execution import ExecutionSummary
     from longwatch.flow.explanation import Explanation
     from longwatch.flow.gates import GateResult
     from longwatch.flow.graph import Graph
@@ -48,6 +50,7 @@ def execution_json(
     }
     return {
         **summary_json(seen.summary),
+        "metadata": seen.metadata,
         "values": values,
         "attempts": [
             attempt_json(each) | ({"traceback": _traceback(each)} if with_tracebacks else {})
@@ -153,7 +156,7 @@ def summary_table(found: Iterable[ExecutionSummary]) -> list[str]:
 def execution_lines(seen: ExecutionView, attempts: Sequence[Computation]) -> list[str]:
     """The lines of an execution: its summary, its values and the given attempts."""
     parts = [
-        _summary_lines(seen.summary),
+        [*_summary_lines(seen.summary), *_metadata_lines(seen.metadata)],
         _value_table(seen),
         _attempt_table(seen.attempts, attempts),
     ]
@@ -204,6 +207,14 @@ def _summary_lines(summary: ExecutionSummary) -> list[str]:
         "changed": f"{utc(summary.updated_at)}, {_ago(now, summary.updated_at)}",
     }
     return key_value_lines(facts)
+
+
+def _metadata_lines(metadata: JsonObject) -> list[str]:
+    return (
+        [f"metadata   {short_body(json.dumps(metadata, ensure_ascii=False).encode())}"]
+        if metadata
+        else []
+    )
 
 
 def _value_table(seen: ExecutionView) -> list[str]:

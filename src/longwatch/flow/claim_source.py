@@ -32,6 +32,7 @@ from longwatch.flow.eager_lease.execution_cache import write_recalling
 from longwatch.flow.eager_lease.leaser import EagerLeaser
 from longwatch.flow.records import Records, notify_workers, work_channel
 from longwatch.flow.registry import GraphQueue, Registry
+from longwatch.flow.save_callbacks import SaveCallbacks
 from longwatch.flow.settler import AttemptSettler, SettledAttempts
 from longwatch.flow.sweeper import SWEEP_INTERVAL, FlowSweeper
 from longwatch.flow.waiters import Waiters
@@ -55,6 +56,7 @@ class FlowClaimSource:
         registry: Registry | None = None,
         *,
         waiters: Waiters | None = None,
+        save_callbacks: SaveCallbacks | None = None,
         sweep_interval: float = SWEEP_INTERVAL,
         clock: Clock | None = None,
         events: Events | None = None,
@@ -66,7 +68,11 @@ class FlowClaimSource:
         self._claimer = AttemptClaimer(database, self.records, self.registry)
         self._claims = self._claimer.claims
         self._settler = AttemptSettler(
-            self.records, self.registry, self._claims, waiters or Waiters()
+            self.records,
+            self.registry,
+            self._claims,
+            waiters or Waiters(),
+            save_callbacks or SaveCallbacks(),
         )
         self.sweeper = FlowSweeper(
             database,

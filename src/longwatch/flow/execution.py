@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from longwatch.errors import (
     UsageError,
 )
 from longwatch.flow.attempt import LEASED, MAP_OPEN, AttemptEndCause
+from longwatch.flow.computation import Computation, Value
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId
 from longwatch.flow.explanation import (
     Explanation,
@@ -27,8 +28,10 @@ from longwatch.flow.explanation import (
     unreachable_nodes,
 )
 from longwatch.flow.graph import Graph
+from longwatch.flow.history import HistoryEntry, read_history
 from longwatch.flow.map_records import MapProgress
 from longwatch.flow.map_settler import abandon_elements
+from longwatch.flow.metadata import merge_metadata, read_metadata
 from longwatch.flow.node_status import FRESH_STATUSES
 from longwatch.flow.nodes import NodeKind
 from longwatch.flow.records import LoadedExecutions, change_channel
@@ -38,56 +41,12 @@ from longwatch.store.database import Row, Transaction
 if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
+T = TypeVar("T")
 
 _NOTIFIED_WITHIN = 0.9
 """Seconds. A waiter that was woken sooner was notified of a change. Later it may be the regular
 wakeup of the store.
 """
-
-
-class Value(NamedTuple):
-    """The value of a node. `fresh`: it was computed from the present inputs."""
-
-    value: Any
-    revision: int
-    fresh: bool
-
-
-class Computation(NamedTuple):
-    """One attempt. Times are wall time.
-
-    `heartbeat_in` and `deadline_in` are the seconds left of a running attempt, `ready_in` those of
-    a delayed one. `failures`, `crashes` and `lost` count the earlier attempts with the same inputs.
-    """
-
-    number: int
-    node: str
-    state: str
-    attempt: int
-    computed_with: dict[str, int]
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    owner: int | None
-    term: int
-    end_cause: str | None
-    error: str | None
-    last_heartbeat_at: float | None
-    heartbeat_in: float | None
-    deadline_in: float | None
-    ready_in: float | None
-    crashes: int
-    releases: int
-    lost: int = 0
-    failures: int = 0
-    traceback: str | None = None
-    """The traceback of the exception that the code raised."""
-    element: int | None = None
-    """The index of the element of a map that it computes; None: a node."""
-
-    @classmethod
-    def from_row(cls, row: Row) -> Self:
-        return cls(*row)._replace(computed_with=msgspec.json.decode(row[4]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +166,27 @@ class Execution:
     def revision(self) -> int:
         return self._load_state().revision
 
+    # --- metadata ---
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata, a JSON object beside the values; empty if there is none."""
+        records = self._flow.records
+        return self._require_exists(
+            self._flow.database.read(lambda tx: read_metadata(tx, records, self._number))
+        )
+
+    def set_metadata(self, changes: Mapping[str, Any], /) -> dict[str, Any]:
+        """Merge these keys into the metadata, where None removes a key; returns the new metadata.
+
+        It is no new revision, and also works after `cancel`. Raises UsageError if the result is not
+        a JSON object of at most 64 KiB.
+        """
+        records = self._flow.records
+        return self._require_exists(
+            self._flow.database.write(lambda tx: merge_metadata(tx, records, self._number, changes))
+        )
+
     # --- state ---
 
     def computations(self) -> list[Computation]:
@@ -214,6 +194,18 @@ class Execution:
         query = self._flow.records.sql["attempts_of_execution"]
         rows = self._flow.database.read(lambda tx: tx.rows(query, {"execution": self._number}))
         return [Computation.from_row(row) for row in rows]
+
+    def history(self, node: str | None = None, *, limit: int = 100) -> list[HistoryEntry]:
+        """How attempts ended and inputs changed, the newest first, of all nodes or of this one.
+
+        The entry that left the present value of a node has it, with its revision.
+        """
+        if node is not None:
+            self._definition.node(node)
+        records, number = self._flow.records, self._number
+        return self._flow.database.read(
+            lambda tx: read_history(tx, records, number, node=node, limit=limit)
+        )
 
     def explain(self) -> Explanation:
         """Explain for every node what state it is in and what it waits for."""
@@ -376,12 +368,15 @@ class Execution:
         return records.load(tx, [self._number], for_update=False), maps
 
     def _require_loaded(self, loaded: LoadedExecutions) -> ExecutionState:
-        if self._number not in loaded:
+        return self._require_exists(loaded.get(self._number))
+
+    def _require_exists(self, found: T | None) -> T:
+        if found is None:
             raise UnknownExecutionError(
                 f"execution {self.id!r} does not exist any more; it was deleted, or its store "
                 f"was restored"
             )
-        return loaded[self._number]
+        return found
 
     def _value(self, state: ExecutionState, node: str) -> Value | None:
         if not state.is_set(node):

@@ -141,6 +141,12 @@ class ExecutionState:
             new_attempt is not None and new_attempt.computed_with == inputs
         )
 
+    def new_values(self) -> set[str]:
+        """The nodes that got a value of a new revision since the load."""
+        if self.revision == self._loaded_revision:
+            return set()
+        return {node for node in self.changed_nodes if self.revision_of(node) == self.revision}
+
     @property
     def has_changes(self) -> bool:
         """Whether a value, an attempt or the revision has changed since the load."""

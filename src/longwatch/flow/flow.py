@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
+from longwatch.engine.event_logging import logged_events
 from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.eager_lease.leaser import LocalWorkers
@@ -17,8 +18,10 @@ from longwatch.flow.execution import Execution, ExecutionSummary
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.metadata import encode_metadata
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
+from longwatch.flow.save_callbacks import SaveCallbacks
 from longwatch.flow.statistics import GraphStatistics, read_statistics
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
@@ -59,8 +62,10 @@ class Flow:
         self.registry = Registry(self.database, self.records, graphs, clock=self.clock)
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
+        self.save_callbacks = SaveCallbacks(self.clock)
         self.closed = False
         """Whether `close` has closed the store."""
+        self._events = logged_events()
         self._owns_database = not isinstance(store, Database)
 
     # --- executions ---
@@ -73,16 +78,24 @@ class Flow:
         *,
         version: str | None = None,
         idempotency_key: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> Execution:
         """Start an execution with these inputs set.
 
-        If the graph has an execution of this key, return that one with its own inputs. Raises
-        UnknownGraphError, UsageError for a node that is not an input, and SerializationError.
+        If the graph has an execution of this key, return that one with its own inputs and its own
+        metadata. `metadata` is a JSON object of at most 64 KiB beside the values. Inputs named like
+        a parameter go into `inputs`. Raises UnknownGraphError, UsageError for a node that is not an
+        input and for metadata that cannot be kept, and SerializationError.
         """
         graph_id = self.registry.find(graph, version)
         encoded = self.encode_inputs(graph_id, {**(inputs or {}), **named})
-        return self._start(graph_id, encoded, _validate_key(idempotency_key))
+        return self._start(
+            graph_id,
+            encoded,
+            _validate_key(idempotency_key),
+            metadata=encode_metadata(metadata),
+        )
 
     def find_or_start(
         self,
@@ -91,18 +104,23 @@ class Flow:
         inputs: Mapping[str, Any] | None = None,
         *,
         version: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> Execution:
         """Find the one execution of a version of a graph that all callers share; start it if there
         is none.
 
-        An execution that is found keeps its own inputs. One that was cancelled or archived is
-        replaced. Executions of `start` are others.
+        An execution that is found keeps its own inputs and metadata. One that was cancelled or
+        archived is replaced. Executions of `start` are others.
         """
         graph_id = self.registry.find(graph, version)
         encoded = self.encode_inputs(graph_id, {**(inputs or {}), **named})
         return self._start(
-            graph_id, encoded, f"{_SINGLETON_KEY}{graph_id.version}", replaces_ended=True
+            graph_id,
+            encoded,
+            f"{_SINGLETON_KEY}{graph_id.version}",
+            metadata=encode_metadata(metadata),
+            replaces_ended=True,
         )
 
     def execution(self, execution_id: str) -> Execution:
@@ -174,7 +192,10 @@ class Flow:
     # --- closing ---
 
     def close(self) -> None:
-        """Close the store if this Flow has opened it. Idempotent."""
+        """Close the store if this Flow has opened it. Waits a few seconds for calls of `on_save`.
+        Idempotent.
+        """
+        self.save_callbacks.flush()
         if self._owns_database:
             self.closed = True
             self.database.close()
@@ -204,6 +225,7 @@ class Flow:
         inputs: Mapping[str, str],
         key: str | None,
         *,
+        metadata: str | None,
         replaces_ended: bool = False,
     ) -> Execution:
         registered = self.registry.registered()[graph_id]
@@ -211,6 +233,7 @@ class Flow:
 
         def change(tx: Transaction) -> ExecutionState:
             state = ExecutionState(0, execution_id, graph_id)
+            state.metadata = metadata
             for node, text in inputs.items():
                 state.set_value(node, text)
             self.registry.propagate(tx, state)
@@ -248,11 +271,18 @@ class Flow:
     ) -> ExecutionState:
         """Change and save an execution in one transaction, and notify workers of new attempts."""
         self.registry.registered()  # registers before the transaction, which cannot contain another
+
+        def change_and_call(tx: Transaction) -> ExecutionState:
+            state = change(tx)
+            if (graph := self.registry.graphs.get(state.graph_id)) is not None:
+                self.save_callbacks.call_on_commit(tx, graph, state, self._events)
+            return state
+
         if (eager_write := self.local_workers.reserve(graph_id)) is not None:
-            return eager_write.write(change)
+            return eager_write.write(change_and_call)
 
         def work(tx: Transaction) -> ExecutionState:
-            state = change(tx)
+            state = change_and_call(tx)
             notify_workers(tx, self.records.save(tx, [state]))
             return state
 

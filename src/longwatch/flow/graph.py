@@ -14,6 +14,7 @@ from longwatch.flow.map_nodes import map as map_
 from longwatch.flow.node_options import MAX_COUNT, is_positive_int
 from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
+from longwatch.flow.saved_value import OnSave, is_on_save
 from longwatch.flow.tick_nodes import tick_once, tick_recurring
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -24,11 +25,18 @@ class Graph:
     """A named and versioned set of nodes. An execution belongs to one name and version.
 
     A version may get more nodes; any other change needs a new version. `max_running` caps how many
-    attempts of the graph run at the same time, over all workers; None means no cap.
+    attempts of the graph run at the same time, over all workers; None means no cap. `on_save` is
+    called with a `SavedValue` after the commit of each new value of a computed node.
     """
 
     def __init__(
-        self, name: str, *, version: str, nodes: Iterable[Node] = (), max_running: int | None = None
+        self,
+        name: str,
+        *,
+        version: str,
+        nodes: Iterable[Node] = (),
+        max_running: int | None = None,
+        on_save: OnSave | None = None,
     ) -> None:
         self.name = _validate_text("name", name)
         self.version = _validate_text("version", version)
@@ -37,7 +45,12 @@ class Graph:
                 f"max_running of graph {name!r} must be a whole number of 1 to {MAX_COUNT}, or "
                 f"None, not {max_running!r}"
             )
+        if on_save is not None and not is_on_save(on_save):
+            raise GraphError(
+                f"on_save of graph {name!r} must be a plain function, or None, not {on_save!r}"
+            )
         self.max_running = max_running
+        self.on_save = on_save
         self.is_sealed = False
         """Whether the graph was given to a Flow, and cannot change any more."""
         self.nodes: dict[str, Node] = {}

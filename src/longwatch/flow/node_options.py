@@ -11,6 +11,7 @@ from typing import Any
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError
+from longwatch.flow.saved_value import OnSave, is_on_save
 
 DEFAULT_RETRY = BackoffPolicy(initial=1.0, factor=2.0, cap=300.0, jitter=0.25)
 
@@ -42,6 +43,7 @@ class NodeOptions:
     `max_memory`                  bytes that such a child may use; None: as much as the worker
     `max_running`                 how many attempts of this node run at the same time, over all
                                   workers; None: no cap
+    `on_save`                     called with a `SavedValue` after the commit of each new value
     """
 
     abandon_after_seconds: float = 3600.0
@@ -53,6 +55,7 @@ class NodeOptions:
     isolation: Isolation = Isolation.THREAD
     max_memory: int | None = None
     max_running: int | None = None
+    on_save: OnSave | None = None
 
 
 _DURATIONS = ("abandon_after_seconds", "heartbeat_interval_seconds", "heartbeat_timeout_seconds")
@@ -103,6 +106,8 @@ def _validate_option(node: str, name: str, value: Any) -> None:
         )
     elif name == "retry":
         _require(isinstance(value, BackoffPolicy), node, name, "a BackoffPolicy", value)
+    elif name == "on_save":
+        _require(value is None or is_on_save(value), node, name, "a plain function", value)
     elif name == "isolation":
         _require(
             isinstance(value, str) and value in set(Isolation),

@@ -41,6 +41,18 @@ SELECT execution FROM longwatch_executions WHERE graph = :graph AND idempotency_
 -- Find an execution by its id.
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
 
+-- name: metadata
+-- The metadata of an execution.
+SELECT metadata FROM longwatch_executions WHERE execution = :execution
+
+-- name: lock_metadata
+-- The metadata of an execution, to be changed; locks the execution.
+SELECT metadata FROM longwatch_executions WHERE execution = :execution {for_update}
+
+-- name: set_metadata
+-- Replace the metadata of an execution. It is no change of its state, so `changes` stays.
+UPDATE longwatch_executions SET metadata = :metadata WHERE execution = :execution
+
 -- name: may_have_value
 -- Whether to load an execution for the value of a node: the node is set, a node was given up, the execution was cancelled, or its graph
 -- has more nodes now.
@@ -64,6 +76,25 @@ SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_a
     lost, failures, traceback,
     CASE WHEN element IS NOT NULL THEN coalesce((SELECT position FROM longwatch_map_elements AS m WHERE m.element = longwatch_computations.element), -1) END
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
+
+-- name: history_attempts
+-- The newest ended attempts of an execution at its nodes, or at one of them.
+SELECT seq, node, state, attempt, end_cause, error, started_at, ended_at, computed_with
+FROM longwatch_computations
+WHERE execution = :execution AND element IS NULL AND lease_state = 3 AND (node = :node OR :node = '')
+ORDER BY ended_at DESC, seq DESC LIMIT :limit
+
+-- name: history_values
+-- The nodes of an execution that have or had a value, with the number of the attempt that computed the present value: of a tick its last
+-- firing, of any other node the last success with the same inputs. It is null for a value that was set or unset.
+SELECT v.node, is_set, value, revision, changed_at, CASE WHEN is_set = 1 THEN coalesce(fired, succeeded) END
+FROM longwatch_values AS v
+LEFT JOIN (
+    SELECT node, computed_with, max(seq) AS succeeded, max(CASE WHEN due_at IS NOT NULL THEN seq END) AS fired
+    FROM longwatch_computations WHERE execution = :execution AND element IS NULL AND lease_state = 3 AND state = 'success'
+    GROUP BY node, computed_with
+) AS attempts ON attempts.node = v.node AND attempts.computed_with = v.computed_with
+WHERE v.execution = :execution AND revision > 0 AND (v.node = :node OR :node = '')
 
 -- name: unchanged
 -- Whether an execution is unchanged and a claim of one of its attempts still holds; locks both.

@@ -39,6 +39,7 @@ from longwatch.flow.records import (
     notify_workers,
 )
 from longwatch.flow.registry import Registry
+from longwatch.flow.save_callbacks import SaveCallbacks
 from longwatch.flow.ticks import settle_tick
 from longwatch.flow.waiters import Waiters
 from longwatch.flow.work_reports import emit_ends_on_commit
@@ -62,7 +63,12 @@ class AttemptSettler:
     """Settles attempts in a transaction of the caller."""
 
     def __init__(
-        self, records: Records, registry: Registry, claims: Claims, waiters: Waiters
+        self,
+        records: Records,
+        registry: Registry,
+        claims: Claims,
+        waiters: Waiters,
+        save_callbacks: SaveCallbacks,
     ) -> None:
         self.cache = ExecutionCache(records)
         self.events = Events()
@@ -70,6 +76,7 @@ class AttemptSettler:
         self._registry = registry
         self._claims = claims
         self._waiters = waiters
+        self._save_callbacks = save_callbacks
         self._places: dict[Claim, AttemptPlace] = {}
 
     def record_commit(
@@ -228,6 +235,7 @@ class AttemptSettler:
         registered = self._registry.registered().get(state.graph_id)
         if registered is not None:
             self._waiters.deliver_on_commit(tx, registered.graph, state)
+            self._save_callbacks.call_on_commit(tx, registered.graph, state, self.events)
         # the ended attempt makes room under a cap for one of another worker
         self._notify_capped(tx, [state.graph_id])
 

@@ -29,6 +29,7 @@ from longwatch.flow.graph import Graph
 from longwatch.flow.isolated.process_runner import ProcessRunner
 from longwatch.flow.node_options import is_finite_number, is_positive_int
 from longwatch.flow.records import cancel_channel
+from longwatch.flow.save_callbacks import FLUSH_TIMEOUT
 from longwatch.flow.sweeper import SWEEP_INTERVAL
 from longwatch.host.background_thread import BackgroundThread
 
@@ -84,6 +85,7 @@ class FlowWorker(EngineLoop):
             flow.database,
             flow.registry,
             waiters=flow.waiters,
+            save_callbacks=flow.save_callbacks,
             sweep_interval=sweep_interval_seconds,
             clock=self.clock,
         )
@@ -169,13 +171,14 @@ class FlowWorker(EngineLoop):
     @contextmanager
     def _while_running(self, engine: Engine, environment: EngineEnvironment) -> Iterator[None]:  # noqa: ARG002 - the contract
         """Run the watchdog, listen for cancelled attempts, and offer free slots to this process.
-        Child processes stop last.
+        Child processes stop last, then the calls of `on_save` are made.
         """
         assert self._watchdog is not None
         assert self._process_runner is not None
         cancelled = Wakeup()
         cancelled.subscribe(engine.check_revoked)
         with ExitStack() as undo:
+            undo.callback(self._flush_save_callbacks)
             undo.callback(self._process_runner.stop, timeout=_CHILD_STOP_TIMEOUT)
             undo.callback(
                 self.flow.database.listen(map(cancel_channel, self.flow.registry.graphs), cancelled)
@@ -191,6 +194,10 @@ class FlowWorker(EngineLoop):
             if any(queue.number == number for queue in registered.queues):
                 return registered.graph
         raise LookupError(f"queue {number} belongs to no registered graph")
+
+    def _flush_save_callbacks(self) -> None:
+        left = self._time_left()
+        self.flow.save_callbacks.flush(FLUSH_TIMEOUT if left is None else min(left, FLUSH_TIMEOUT))
 
     def _time_left(self) -> float | None:
         run = self._run_guard.current

@@ -94,7 +94,11 @@ class GraphRun:
         self._planned_crashes: list[_PlannedCrash] = []
         self._is_running = False
         self._source = FlowClaimSource(
-            flow.database, flow.registry, clock=self.clock, events=Events(self.observer)
+            flow.database,
+            flow.registry,
+            clock=self.clock,
+            events=Events(self.observer),
+            save_callbacks=flow.save_callbacks,
         )
         self._store_clock = _StoreClock(flow.database, self.clock)
 
@@ -124,6 +128,7 @@ class GraphRun:
                     pass
             finally:
                 self._is_running = False
+        self.flow.save_callbacks.flush()
         return self.runs.total() - before
 
     def advance(self, seconds: float) -> None:

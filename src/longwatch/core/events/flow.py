@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from longwatch.core.events.base import Event, Level
@@ -49,3 +49,28 @@ class FlowSweepFinished(Event):
     seconds: float
     rows: int
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCallbackFailed(Event):
+    """An `on_save` function raised. The value that it was called for stays."""
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    graph: str
+    node: str
+    execution: str
+    error: str
+    traceback: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCallbackDropped(Event):
+    """An `on_save` function was not called for a value: too many calls wait."""
+
+    default_level: ClassVar[Level] = Level.WARNING
+    max_logged_per_second: ClassVar[int | None] = 5
+
+    graph: str
+    node: str
+    execution: str
