@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
+from longwatch.flow.retention import Retention, validate_age, validate_finished
 from longwatch.flow.statistics import GraphStatistics, read_statistics
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
@@ -156,6 +157,32 @@ class Flow:
         Returns how many rows changed.
         """
         return FlowClaimSource(self.database, self.registry, clock=self.clock).sweeper.sweep_all()
+
+    def prune(
+        self,
+        *,
+        older_than: float,
+        graph: str | None = None,
+        states: Sequence[str] | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> int:
+        """Remove finished executions that were last changed more than `older_than` seconds ago, in
+        short transactions; returns how many.
+
+        `states` are some of done, failed, cancelled, archived; None means all of them. Without a
+        graph it removes those of all graphs in the store. `dry_run` only counts. `on_progress` gets
+        the number of executions that each transaction removed.
+        """
+        age, statuses = validate_age(older_than), validate_finished(states)
+        retention = Retention(self.database, self.records, self.clock)
+        graphs = retention.graphs() if graph is None else [graph]
+        if dry_run:
+            return sum(retention.count(name, age=age, states=statuses) for name in graphs)
+        return sum(
+            retention.remove(name, age=age, states=statuses, on_batch=on_progress)
+            for name in graphs
+        )
 
     def sweeps(self, *, limit: int = 100) -> list[SweepRun]:
         """List the last sweeps of all workers, the newest first."""

@@ -6,6 +6,8 @@
     stalled     every 60 s: executions of a graph that have no open attempt, though a node could be
                 computed. Only executions that may be stalled are read: those whose last writer left
                 an attempt open, and those that were settled when the graph had fewer nodes.
+    retention   every 60 s, for graphs with `retention_days`: finished executions that are older
+                (`retention.py`)
 
 Every worker runs them. An error in one sweep does not stop the others. The first worker that finds
 a periodic sweep due runs it and records its result; the others skip it. A sweep finds rows by a
@@ -18,6 +20,7 @@ before the transaction, because a file may be slow. `attempt_blame` decides how 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import NamedTuple, TypeVar
@@ -34,6 +37,7 @@ from longwatch.flow.lapsed_owners import LapsedOwners
 from longwatch.flow.map_settler import ElementEnding, EndedMaps, end_elements, finish_map
 from longwatch.flow.records import LoadedExecutions, Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
+from longwatch.flow.retention import DAY_SECONDS, Retention
 from longwatch.flow.work_reports import emit_ends_on_commit, emit_sweep, run_reported
 from longwatch.host.incarnation import boot_id
 from longwatch.store.blame import Blame
@@ -45,6 +49,9 @@ SWEEP_INTERVAL = 10.0
 STALLED_INTERVAL = 60.0
 STALLED_SECONDS = 1.0
 """Seconds after which a sweep for stalled executions begins no further page."""
+RETENTION_INTERVAL = 60.0
+RETENTION_SECONDS = 1.0
+"""Seconds after which a sweep for finished executions begins no further transaction."""
 PAGE_SIZE = 200
 """Attempts or executions in one transaction: a sweep never holds the store for long."""
 _MAX_RUNS = 1000
@@ -84,6 +91,7 @@ class FlowSweeper:
         self._registry = registry
         self._clock = clock or SystemClock()
         self._sweep = ClaimSweeper(claims, is_shared=database.is_shared)
+        self._retention = Retention(database, records, self._clock)
         self._lapsed_owners = LapsedOwners(database, records, self._sweep, self._clock)
         self._not_before: dict[str, float] = {}
 
@@ -97,13 +105,18 @@ class FlowSweeper:
             [
                 self.reclaim_from_dead_owners,
                 *self._timed_sweeps(0.0 if is_overdue else self.interval, STALLED_INTERVAL),
+                *self._retention_sweeps(RETENTION_INTERVAL),
             ]
         )
 
     def sweep_all(self) -> int:
         """Run every sweep, due or not, and hold no owner (`lapsed_owners`)."""
         return self._run_all(
-            [self.reclaim_from_dead_owners, *self._timed_sweeps(0.0, 0.0, holds=False)]
+            [
+                self.reclaim_from_dead_owners,
+                *self._timed_sweeps(0.0, 0.0, holds=False),
+                *self._retention_sweeps(0.0),
+            ]
         )
 
     def runs(self, *, limit: int) -> list[SweepRun]:
@@ -336,6 +349,21 @@ class FlowSweeper:
                 stalled_interval,
                 lambda: self._propagate_stalled(graph_id),
             )
+
+    def _retention_sweeps(self, interval: float) -> Iterator[Callable[[], int]]:
+        """One sweep for every graph that does not keep its executions. Of its versions, the last
+        one decides.
+        """
+        last_versions = {graph.name: graph for graph in self._registry.graphs.values()}
+        for name, graph in last_versions.items():
+            if graph.retention_days is not None:
+                remove = partial(
+                    self._retention.remove,
+                    name,
+                    age=graph.retention_days * DAY_SECONDS,
+                    max_seconds=RETENTION_SECONDS,
+                )
+                yield partial(self._run_timed, "retention", f"retention/{name}", interval, remove)
 
     def _run_timed(
         self, name: str, sweep_name: str, interval: float, sweep: Callable[[], int]
