@@ -18,6 +18,7 @@ from longwatch.flow import Execution, Graph, compute, input  # noqa: A004 - the 
 from longwatch.flow import retention as module
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.execution_state import ExecutionStatus
+from longwatch.flow.records import Records
 from longwatch.flow.retention import Retention
 from longwatch.flow.sweeper import RETENTION_INTERVAL
 from longwatch.store.database import Database, Transaction
@@ -292,7 +293,7 @@ class TestPrune:
 
 def plans(database: Database) -> list[str]:
     """The plans of the statements of one batch, as text."""
-    removing = Retention(database, None)  # type: ignore[arg-type] - no execution is loaded
+    removing = Retention(database, Records(database.dialect))
     sqlite = database.dialect == "sqlite"
     explain = "EXPLAIN QUERY PLAN " if sqlite else "EXPLAIN "
     numbers = "[1, 2]" if sqlite else [1, 2]
