@@ -60,9 +60,11 @@ class Graph:
 
     # --- defining ---
 
-    def input(self, name: str) -> None:
-        """Add an input: a node whose value users set."""
-        self._add([input_(name)])
+    def input(self, name: str, *, indexed: bool = False) -> None:
+        """Add an input: a node whose value users set. `indexed` makes searches for its values
+        fast.
+        """
+        self._add([input_(name, indexed=indexed)])
 
     def tick_once(
         self,

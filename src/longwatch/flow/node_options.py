@@ -42,6 +42,7 @@ class NodeOptions:
     `max_memory`                  bytes that such a child may use; None: as much as the worker
     `max_running`                 how many attempts of this node run at the same time, over all
                                   workers; None: no cap
+    `indexed`                     whether searches for its values use an index
     """
 
     abandon_after_seconds: float = 3600.0
@@ -53,6 +54,7 @@ class NodeOptions:
     isolation: Isolation = Isolation.THREAD
     max_memory: int | None = None
     max_running: int | None = None
+    indexed: bool = False
 
 
 _DURATIONS = ("abandon_after_seconds", "heartbeat_interval_seconds", "heartbeat_timeout_seconds")
@@ -103,6 +105,8 @@ def _validate_option(node: str, name: str, value: Any) -> None:
         )
     elif name == "retry":
         _require(isinstance(value, BackoffPolicy), node, name, "a BackoffPolicy", value)
+    elif name == "indexed":
+        _require(isinstance(value, bool), node, name, "True or False", value)
     elif name == "isolation":
         _require(
             isinstance(value, str) and value in set(Isolation),

@@ -64,15 +64,17 @@ UPDATE longwatch_computations SET lease_state = 3, state = :state, end_cause = :
 WHERE seq = :seq AND lease_state < 3
 
 -- name: upsert_value
--- Write the state of a node.
+-- Write the state of a node. A value that is indexed stays so, also if the writer does not know that.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
-    paused, changed_at)
+    paused, search_key, indexed_key, changed_at)
 VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :attempted_with, :failed_attempts, :crashes, :failed, :error, :term, :lost,
-    :traceback, :paused, :wall_now)
+    :traceback, :paused, :search_key, :indexed_key, :wall_now)
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, lost = excluded.lost, traceback = excluded.traceback,
+    search_key = excluded.search_key, indexed_key = CASE WHEN longwatch_values.indexed_key IS NULL THEN excluded.indexed_key
+        ELSE excluded.search_key END,
     paused = excluded.paused, changed_at = excluded.changed_at
 
 -- name: insert_attempt

@@ -68,6 +68,7 @@ class Registry:
         if isinstance(graphs, Graph):
             raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
         self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
+        self._indexed_nodes: dict[str, frozenset[str]] = {}
         for graph in graphs:
             self._add(graph)
 
@@ -91,10 +92,15 @@ class Registry:
         registered = self.registered().get(state.graph_id)
         if registered is None:
             return
+        state.indexed_nodes = self.indexed_nodes(state.graph_id.graph)
         graph, queue_by_node = registered.graph, registered.queue_by_node
         propagate(graph, state, queue_by_node, now=self.clock.wall())
         while graph.map_nodes and prepare_maps(tx, self._records.maps, graph, state):
             propagate(graph, state, queue_by_node, now=self.clock.wall())
+
+    def indexed_nodes(self, graph: str) -> frozenset[str]:
+        """The nodes of a graph, in any version, whose values an index finds."""
+        return self._indexed_nodes.get(graph, frozenset())
 
     def refresh(self) -> None:
         """Read the queues again: another process may have given a node a queue of its own, or
@@ -150,6 +156,9 @@ class Registry:
             )
         graph.is_sealed = True
         self.graphs[graph_id] = graph
+        indexed = {node.name for node in graph.nodes.values() if node.options.indexed}
+        if indexed:
+            self._indexed_nodes[graph.name] = self.indexed_nodes(graph.name) | indexed
 
 
 def register(database: Database, records: Records, graph: Graph) -> RegisteredGraph:
