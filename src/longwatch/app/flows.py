@@ -107,7 +107,7 @@ def masked_url(flow: Flow) -> str:
 def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
     """Read everything stored of an execution. Raises UnknownExecutionError for an unknown id."""
     number, _ = _find_execution(flow, execution_id)
-    [summary] = flow.executions(limit=1, before=number + 1)
+    [summary] = flow.executions(limit=1, before=number + 1, include_archived=True)
     attempts = flow.database.read(
         lambda tx: tx.rows(flow.records.sql["attempts_of_execution"], {"execution": number})
     )

@@ -21,6 +21,8 @@ from longwatch.flow.map_nodes import map as map  # noqa: A004 - the contract's w
 from longwatch.flow.nodes import Node as Node
 from longwatch.flow.nodes import compute as compute
 from longwatch.flow.nodes import input as input  # noqa: A004 - the contract's word
+from longwatch.flow.search_filters import metadata as metadata
+from longwatch.flow.search_filters import value as value
 from longwatch.flow.statistics import DurationStatistics as DurationStatistics
 from longwatch.flow.statistics import GraphStatistics as GraphStatistics
 from longwatch.flow.statistics import NodeStatistics as NodeStatistics

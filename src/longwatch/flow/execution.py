@@ -107,6 +107,8 @@ class ExecutionSummary:
     failed: int
     values: int
     status: ExecutionStatus = ExecutionStatus.ACTIVE
+    cursor: str = ""
+    """A search with the same order continues after it: `flow.executions(after=cursor)`."""
 
     @classmethod
     def from_row(cls, row: Row) -> Self:

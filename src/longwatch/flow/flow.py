@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
@@ -17,6 +17,7 @@ from longwatch.flow.execution import Execution, ExecutionSummary
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.listing import Conditions, Listing
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
 from longwatch.flow.retention import Retention, validate_age, validate_finished
@@ -27,7 +28,6 @@ from longwatch.flow.worker import FlowWorker
 from longwatch.store.database import Database, Transaction
 from longwatch.store.url import SQL_SCHEMES, open_database, suggest_url
 
-_ABOVE_ALL = 2**62
 MAX_IDEMPOTENCY_KEY_LENGTH = 1000
 
 
@@ -54,6 +54,7 @@ class Flow:
         self.clock = clock or SystemClock()
         self.records = Records(self.database.dialect)
         self.registry = Registry(self.database, self.records, graphs, clock=self.clock)
+        self._listing = Listing(self.database, self.registry)
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
         self.closed = False
@@ -115,23 +116,31 @@ class Flow:
         return Execution(self, execution_id, number, self.registry.find(graph, version))
 
     def executions(
-        self, *, graph: str | None = None, limit: int = 100, before: int | None = None
+        self,
+        graph: str | None = None,
+        *,
+        sort: str = "-created",
+        limit: int = 100,
+        before: int | None = None,
+        after: str | None = None,
+        **conditions: Unpack[Conditions],
     ) -> list[ExecutionSummary]:
-        """List executions, the newest first.
+        """List the executions that meet all conditions, the newest first.
 
-        For the next page pass the `number` of the last execution as `before`.
+        `where` takes filters, such as `[value("country") == "CH", value("age") >= 18]`. `state` is
+        one word or several. Archived executions are listed only with `include_archived`, or if
+        their state is asked for. `sort` is `created`, `updated` or the name of a node, with `-` in
+        front for the largest first. Sorted by a node, executions in which it has no value, or a
+        list or an object, are left out. For the next page pass the `cursor` of the last execution
+        as `after`. `before` leaves out executions with this `number` and above.
         """
-        page = {
-            "graph": graph or "",
-            "before": _ABOVE_ALL if before is None else before,
-            "limit": limit,
-        }
-        return [
-            ExecutionSummary.from_row(row)
-            for row in self.database.read(
-                lambda tx: tx.rows(self.records.sql["newest_executions"], page)
-            )
-        ]
+        return self._listing.page(
+            graph, conditions, sort=sort, limit=limit, before=before, after=after
+        )
+
+    def count(self, graph: str | None = None, **conditions: Unpack[Conditions]) -> int:
+        """Count the executions that meet all conditions, which are those of `executions`."""
+        return self._listing.count(graph, conditions)
 
     def statistics(self, graph: str) -> GraphStatistics:
         """Count the executions of all versions of a graph by state, and for each node how many

@@ -25,6 +25,9 @@ MAX_ALTERNATIVES = 1000
 """Values in one `in_`."""
 
 
+_MAX_INTEGER = 2**63
+
+
 class KeyComparison(NamedTuple):
     """A comparison of a search key; `operand` is a list of keys for `IN`."""
 
@@ -159,8 +162,11 @@ class metadata:  # noqa: N801 - reads as a function: metadata("team") == "a"
 
     def __eq__(self, other: object) -> MetadataFilter:  # type: ignore[override] # a filter, not a bool
         _key(self.key, other)
-        if isinstance(other, str) and "\0" in other:
-            raise UsageError(f"metadata {self.key!r} cannot be compared with a zero byte")
+        if "\0" in str(other) or (isinstance(other, int) and abs(other) >= _MAX_INTEGER):
+            raise UsageError(
+                f"metadata {self.key!r} can be compared with text without zero bytes, whole "
+                f"numbers of 64 bits, fractions, bools and None, not {other!r}"
+            )
         return MetadataFilter(self.key, other)  # type: ignore[arg-type] # it is a scalar
 
     def __repr__(self) -> str:
