@@ -57,7 +57,7 @@ class Listing:
         self._search = Search(database.dialect)
         self._indexes = NodeIndexes(database)
 
-    def page(
+    def page(  # noqa: PLR0913 - the parameters of `Flow.executions`
         self,
         graph: str | None,
         conditions: Conditions,

@@ -64,6 +64,9 @@ class Sort(NamedTuple):
     descending: bool = True
 
 
+NEWEST_FIRST = Sort()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A validated search."""
@@ -75,7 +78,7 @@ class Query:
     include_archived: bool = False
     times: tuple[tuple[str, str, float], ...] = ()
     """Conditions on `created_at` and `updated_at`: the column, the operator and the time."""
-    sort: Sort = Sort()
+    sort: Sort = NEWEST_FIRST
     limit: int = 100
     before: int | None = None
     after: tuple[Any, int] | None = None
@@ -148,7 +151,7 @@ class Search:
             statement.conditions.append(f"({', '.join(keys)}) {compare} ({last})")
         order = ", ".join(f"{key} {direction}" for key in keys)
         text = statement.text(
-            f"SELECT {keys[-1]}, {keys[0]} FROM {selected}",
+            f"SELECT {keys[-1]}, {keys[0]} FROM {selected}",  # noqa: S608 - constants of this module
             end=f"ORDER BY {order} LIMIT {statement.parameter(query.limit)}",
         )
         return [_match(row) for row in tx.rows(text, statement.parameters)]
@@ -156,7 +159,7 @@ class Search:
     def count(self, tx: Transaction, query: Query, indexed: frozenset[str]) -> int:
         """How many executions match."""
         statement, selected, _ = self._select(tx, query, indexed)
-        text = statement.text(f"SELECT count(*) FROM {selected}")
+        text = statement.text(f"SELECT count(*) FROM {selected}")  # noqa: S608 - constants
         [(found,)] = tx.rows(text, statement.parameters)
         return int(found)
 
@@ -256,10 +259,11 @@ class Search:
             json = msgspec.json.encode(given).decode()
             number = str(Decimal(repr(given))) if is_number else None
             return statement.part("has_metadata", key=each.key, json=json, number=number)
-        types = {None: "null", True: "true", False: "false"}
-        kind = "text" if isinstance(given, str) else "integer real" if is_number else types[given]
         scalar = given if is_number or isinstance(given, str) else None
-        return statement.part("has_metadata", key=each.key, types=kind, scalar=scalar)
+        types = "integer real" if is_number else "text"
+        if scalar is None:  # null, true or false are types of JSON
+            types = msgspec.json.encode(given).decode()
+        return statement.part("has_metadata", key=each.key, types=types, scalar=scalar)
 
     # --- few executions ---
 
@@ -364,9 +368,7 @@ def validate_filters(where: Any, graphs: Sequence[Graph]) -> tuple[Filter, ...]:
     filters = (where,) if isinstance(where, ValueFilter | MetadataFilter) else tuple(where)
     for each in filters:
         if not isinstance(each, ValueFilter | MetadataFilter):
-            raise UsageError(
-                f"where= takes filters such as value('country') == 'CH', not {each!r}"
-            )
+            raise UsageError(f"where= takes filters such as value('country') == 'CH', not {each!r}")
         if isinstance(each, ValueFilter):
             validate_node(each.node, graphs)
     return filters

@@ -78,10 +78,10 @@ class value:  # noqa: N801 - reads as a function: value("age") >= 18
 
     __hash__ = None  # type: ignore[assignment] # `==` makes a filter
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: Any) -> None:
         if not isinstance(node, str) or not node.isidentifier():
             raise UsageError(f"value() takes the name of a node, not {node!r}")
-        self.node = node
+        self.node: str = node
 
     def __eq__(self, other: object) -> ValueFilter:  # type: ignore[override] # a filter, not a bool
         return self._compare("=", other)
@@ -89,19 +89,19 @@ class value:  # noqa: N801 - reads as a function: value("age") >= 18
     def __ne__(self, other: object) -> ValueFilter:  # type: ignore[override] # a filter, not a bool
         return self._compare("<>", other)
 
-    def __lt__(self, other: str | float) -> ValueFilter:
+    def __lt__(self, other: Any) -> ValueFilter:
         return self._order("<", other)
 
-    def __le__(self, other: str | float) -> ValueFilter:
+    def __le__(self, other: Any) -> ValueFilter:
         return self._order("<=", other)
 
-    def __gt__(self, other: str | float) -> ValueFilter:
+    def __gt__(self, other: Any) -> ValueFilter:
         return self._order(">", other)
 
-    def __ge__(self, other: str | float) -> ValueFilter:
+    def __ge__(self, other: Any) -> ValueFilter:
         return self._order(">=", other)
 
-    def in_(self, values: Iterable[Any]) -> ValueFilter:
+    def in_(self, values: Any) -> ValueFilter:
         """The value is one of these."""
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise UsageError(f"in_() takes a list of values, not {values!r}")
@@ -110,7 +110,7 @@ class value:  # noqa: N801 - reads as a function: value("age") >= 18
             raise UsageError(f"in_() takes up to {MAX_ALTERNATIVES} values, not {len(keys)}")
         return ValueFilter(self.node, (KeyComparison("IN", keys),))
 
-    def startswith(self, prefix: str) -> ValueFilter:
+    def startswith(self, prefix: Any) -> ValueFilter:
         """The value is text that begins with this prefix, character by character."""
         if not isinstance(prefix, str):
             raise UsageError(f"startswith() takes text, not {prefix!r}")
@@ -154,11 +154,11 @@ class metadata:  # noqa: N801 - reads as a function: metadata("team") == "a"
 
     __hash__ = None  # type: ignore[assignment] # `==` makes a filter
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: Any) -> None:
         if not isinstance(key, str) or "\0" in key:
             raise UsageError(f"metadata() takes a key as text without zero bytes, not {key!r}")
         VALUE_CODEC.encode(key)
-        self.key = key
+        self.key: str = key
 
     def __eq__(self, other: object) -> MetadataFilter:  # type: ignore[override] # a filter, not a bool
         _key(self.key, other)
