@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.errors import UsageError
 from longwatch.flow.execution_state import ExecutionStatus
 from longwatch.flow.node_options import is_finite_number
@@ -104,7 +104,16 @@ class Retention:
                 removed, after = removed + batch.removed, batch.after
                 size = _next_size(size, batch.seconds)
                 on_batch(batch.removed)
+                if after is not None:
+                    self._let_others_write(batch.seconds)
         return removed
+
+    def _let_others_write(self, seconds: float) -> None:
+        """Wait as long as a batch took, if the store has one writer: another process polls for the
+        lock, and would otherwise find it taken each time.
+        """
+        if self._database.has_single_writer and seconds > 0:
+            self._clock.wait(Wakeup(), seconds)
 
     def _remove_batch(
         self, graph: str, state: ExecutionStatus, *, age: float, after: float, size: int

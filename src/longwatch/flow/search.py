@@ -309,7 +309,8 @@ class _Probe(NamedTuple):
 
 
 def _states_condition(statuses: Iterable[ExecutionStatus]) -> str:
-    return f"e.state IN ({', '.join(str(int(status)) for status in statuses)})"
+    numbers = [str(int(status)) for status in statuses]
+    return f"e.state = {numbers[0]}" if len(numbers) == 1 else f"e.state IN ({', '.join(numbers)})"
 
 
 def _driving_node(query: Query, indexed: frozenset[str]) -> str | None:

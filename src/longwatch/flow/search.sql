@@ -27,8 +27,9 @@ e.execution {of_numbers}
 SELECT d.execution FROM longwatch_values AS d WHERE d.node = :node_{n} AND d.indexed_key IS NOT NULL
 
 -- name: executions_of_state
--- The executions of a graph that are not active, to which a condition on the state is added. `state > 0` selects the partial index.
-SELECT e.execution FROM longwatch_executions AS e WHERE e.graph = :graph AND e.state > 0
+-- The executions of a graph that are not active, to which a condition on the state is added. `state > 0` selects the partial index;
+-- without a bound of its last column, SQLite would read all states in it.
+SELECT e.execution FROM longwatch_executions AS e WHERE e.graph = :graph AND e.state > 0 AND e.settled_at >= 0
 
 -- name: active_executions
 -- The active executions of a graph; an index has them as those without settled nodes.
