@@ -1,11 +1,11 @@
-"""Searches: finding, removing and explaining executions among a million.
+"""Searches: finding and removing executions among a million.
 
 Every execution has five values and one attempt. A search reads the first 50. Retention removes
 all of them while another connection starts executions; the longest write includes its wait for the
 locks of retention.
 
 In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_EXECUTIONS=1000000,
-BENCH_PARTS=explain,search,retention.
+BENCH_PARTS=search,retention.
 """
 
 from __future__ import annotations
