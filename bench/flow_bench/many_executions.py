@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from longwatch.flow import Flow, Graph, compute, input, value  # noqa: A004 - the contract's word
 from longwatch.flow.indexing import COMPLETE, sweep_name
@@ -17,8 +17,10 @@ from longwatch.store.database import Transaction
 INDEXED = ("country", "age", "email", "batch")
 _NUMBERS = {
     "sqlite": (
-        "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number "
-        "WHERE n < :count)",
+        (
+            "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number "
+            "WHERE n < :count)"
+        ),
         "number",
     ),
     "postgresql": ("", "generate_series(1, :count::int8) AS number (n)"),
@@ -65,23 +67,20 @@ def filled(url: str, count: int) -> Flow:
 def _statements(dialect: str, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
     numbers, source = _NUMBERS[dialect]
     everything = {"count": count}
-    yield (
+    executions = (
         f"{numbers} INSERT INTO longwatch_executions (id, graph, version, revision, known_nodes, "  # noqa: S608 - constants
         "settled_nodes, state, settled_at, created_at, updated_at) "
         "SELECT 'e' || n, 'people', '1', 1, 1, 1, CASE WHEN n % 1000 = 0 THEN 2 ELSE 3 END, n, n, "
-        f"n FROM {source}",
-        everything,
+        f"n FROM {source}"
     )
+    yield executions, everything
     start = (
         f"{numbers} INSERT INTO longwatch_values (execution, node, is_set, value, revision, "
         "changed_at, search_key, indexed_key) SELECT n + 1, "
     )
     for node, text in _VALUES.items():
-        yield (
-            f"{start} '{node}', 1, '\"' || {text} || '\"', 1, 0, '3' || {text}, '3' || {text} "
-            f"FROM {source}",
-            everything,
-        )
+        columns = f"'{node}', 1, '\"' || {text} || '\"', 1, 0, '3' || {text}, '3' || {text}"
+        yield f"{start} {columns} FROM {source}", everything
     keys = [full_key(number) for number in range(1000)]
     given = {**everything, "keys": keys if dialect == "postgresql" else json.dumps(keys)}
     for node, number in _NUMBERS_OF.items():
@@ -91,13 +90,13 @@ def _statements(dialect: str, count: int) -> Iterator[tuple[str, dict[str, Any]]
             f"{start} '{node}', 1, CAST({number} AS text), 1, 0, {key}, {indexed} FROM {source}",
             given,
         )
-    yield (
+    attempts = (
         f"{numbers} INSERT INTO longwatch_computations (queue, lease_state, execution, node, "  # noqa: S608 - constants
         "state, attempt, computed_with, abandon_after, max_attempts, created_at, started_at, "
         "ended_at) SELECT 1, 3, n + 1, 'greeting', 'success', 1, '{}', 1, 3, 0, 0, 1 "
-        f"FROM {source}",
-        everything,
+        f"FROM {source}"
     )
+    yield attempts, everything
 
 
 def _mark_complete(tx: Transaction) -> None:
@@ -154,7 +153,7 @@ class WriteTimer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._write)
 
-    def __enter__(self) -> WriteTimer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

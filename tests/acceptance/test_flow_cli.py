@@ -117,7 +117,7 @@ def place(
 
 # --- what cannot be ---
 
-LOOKING = ("ls",), ("show", "abc"), ("stats",)
+LOOKING = ("ls",), ("show", "abc"), ("stats",), ("prune", "--older-than", "1d")
 WITH_CODE = (
     ("explain", "abc"),
     ("graph",),

@@ -13,7 +13,7 @@ from flow_rig import (  # noqa: F401 - fixtures
     on_postgres,
     url_fixture,
 )
-from longwatch.errors import GraphError, UsageError
+from longwatch.errors import GraphError, UnknownGraphError, UsageError
 from longwatch.flow import Execution, Graph, compute, input  # noqa: A004 - the contract's word
 from longwatch.flow import retention as module
 from longwatch.flow.claim_source import FlowClaimSource
@@ -274,7 +274,8 @@ class TestPrune:
         done, cancelled = finished(worker, 2)
         cancelled.cancel()
         worker.database.jump.wall += DAY
-        assert 0 == worker.flow.prune(older_than=1.0, graph="other")
+        with pytest.raises(UnknownGraphError, match="there is no graph 'other' in the store"):
+            worker.flow.prune(older_than=1.0, graph="other")
         assert 1 == worker.flow.prune(older_than=1.0, graph="scrape", states=["cancelled"])
         assert {done.id} == ids(worker)
 

@@ -144,6 +144,12 @@ def graph_names(flow: Flow) -> list[str]:
     return list(dict.fromkeys([*(each.graph for each in flow.registry.graphs), *stored]))
 
 
+def only_graph(flow: Flow) -> str | None:
+    """The graph of a flow and its store, if they have one; a search in it may use its indexes."""
+    names = graph_names(flow)
+    return names[0] if len(names) == 1 else None
+
+
 def _find_execution(flow: Flow, execution_id: str) -> tuple[int, GraphId]:
     rows = flow.database.read(
         lambda tx: tx.rows(flow.records.sql["execution_by_id"], {"id": execution_id})

@@ -21,7 +21,12 @@ from longwatch.flow.listing import Conditions, Listing
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
 from longwatch.flow.retention import Retention, validate_age, validate_finished
-from longwatch.flow.statistics import GraphStatistics, read_statistics
+from longwatch.flow.statistics import (
+    GraphStatistics,
+    read_statistics,
+    require_stored,
+    stored_graphs,
+)
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
 from longwatch.flow.worker import FlowWorker
@@ -181,11 +186,12 @@ class Flow:
 
         `states` are some of done, failed, cancelled, archived; None means all of them. Without a
         graph it removes those of all graphs in the store. `dry_run` only counts. `on_progress` gets
-        the number of executions that each transaction removed.
+        the number of executions that each transaction removed. Raises UnknownGraphError as
+        `statistics` does.
         """
         age, statuses = validate_age(older_than), validate_finished(states)
         retention = Retention(self.database, self.records, self.clock)
-        graphs = retention.graphs() if graph is None else [graph]
+        graphs = self._stored_graphs(graph)
         if dry_run:
             return sum(retention.count(name, age=age, states=statuses) for name in graphs)
         return sum(
@@ -224,7 +230,15 @@ class Flow:
             f"{', '.join(graph_id.graph for graph_id in self.registry.graphs) or 'no graphs'}>"
         )
 
-    # --- for executions ---
+    # --- for graphs and executions ---
+
+    def _stored_graphs(self, name: str | None) -> list[str]:
+        """All graphs of the store; with a name only that one, which is stored or of this Flow."""
+        if name is None:
+            return self.database.read(lambda tx: stored_graphs(tx, self.records))
+        if all(graph.name != name for graph in self.registry.graphs.values()):
+            self.database.read(lambda tx: require_stored(tx, self.records, name))
+        return [name]
 
     def _load_by_key(
         self, tx: Transaction, registered: RegisteredGraph, key: str | None

@@ -36,7 +36,7 @@ FINISHED = (
 """The states of executions that may be removed."""
 BATCH_SECONDS = 0.025
 """How long the statements of one transaction should take."""
-FIRST_BATCH, SMALLEST_BATCH, LARGEST_BATCH = 100, 10, 2000
+FIRST_BATCH, SMALLEST_BATCH, LARGEST_BATCH = 100, 10, 500
 _ROWS_PER_EXECUTION = 10
 """Attempts that a batch deletes for each of its executions, and as many elements of maps."""
 
@@ -67,11 +67,6 @@ class Retention:
         self._sql = load_queries(
             "longwatch.flow", "retention", database.dialect, **_CONSTANTS[database.dialect]
         )
-
-    def graphs(self) -> list[str]:
-        """The names of all graphs in the store."""
-        rows = self._database.read(lambda tx: tx.rows(self._sql["stored_graphs"]))
-        return [graph for (graph,) in rows]
 
     def count(self, graph: str, *, age: float, states: Iterable[ExecutionStatus] = FINISHED) -> int:
         """Count the executions that `remove` would remove."""

@@ -1,9 +1,5 @@
 -- Statements that remove finished executions, for all databases. `{of_executions}` selects the executions of a parameter.
 
--- name: stored_graphs
--- The names of all graphs that have ever been registered.
-SELECT DISTINCT graph FROM longwatch_graph_queues ORDER BY graph
-
 -- name: expired_executions
 -- Executions of one state that were last changed longer ago than :age, the oldest first. A server locks them, and skips those
 -- that another transaction has locked. `state > 0` selects the partial index.
