@@ -123,6 +123,16 @@ SEARCHES: dict[str, dict[str, Any]] = {
 }
 
 
+def database_version(flow: Flow) -> str:
+    """The name and the version of the database."""
+    if flow.database.dialect == "sqlite":
+        query, name = "SELECT sqlite_version()", "SQLite"
+    else:
+        query, name = "SHOW server_version", "PostgreSQL"
+    [(version,)] = flow.database.read(lambda tx: tx.rows(query))
+    return f"{name} {version.split()[0]}"
+
+
 def search_times(flow: Flow) -> dict[str, float]:
     """Milliseconds for the first 50 of each search; the median of seven, after one that does not
     count.
