@@ -117,7 +117,13 @@ def place(
 
 # --- what cannot be ---
 
-LOOKING = ("ls",), ("show", "abc"), ("history", "abc"), ("stats",)
+LOOKING = (
+    ("ls",),
+    ("show", "abc"),
+    ("history", "abc"),
+    ("stats",),
+    ("prune", "--older-than", "1d"),
+)
 WITH_CODE = (
     ("explain", "abc"),
     ("graph",),

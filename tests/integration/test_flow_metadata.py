@@ -16,7 +16,7 @@ from flow_rig import (  # noqa: F401 - fixtures
 )
 from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow import Graph, input  # noqa: A004 - the contract's word
-from longwatch.flow.metadata import MAX_METADATA_BYTES
+from longwatch.flow.execution_metadata import MAX_METADATA_BYTES
 from longwatch.store.database import Database
 
 

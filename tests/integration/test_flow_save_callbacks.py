@@ -105,8 +105,12 @@ class TestCalls:
 
     def test_see_the_committed_value(self, database: Database) -> None:
         seen: list[Any] = []
-        worker = ManualWorker(database, doubling(on_save=lambda _: seen.append(execution.values())))
-        execution = worker.flow.start("doubling", number=4)
+
+        def read_values(saved: SavedValue) -> None:
+            seen.append(worker.flow.execution(saved.execution).values())
+
+        worker = ManualWorker(database, doubling(on_save=read_values))
+        worker.flow.start("doubling", number=4)
         worker.succeed(worker.claim_one(), 8)
         flush(worker)
         assert [{"number": 4, "doubled": 8}] == seen

@@ -16,12 +16,12 @@ from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
 from longwatch.flow.computation import Computation
 from longwatch.flow.execution import ExecutionSummary
+from longwatch.flow.execution_metadata import read_metadata
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
 from longwatch.flow.history import HistoryEntry, read_history
 from longwatch.flow.invocation import VALUE_CODEC
-from longwatch.flow.metadata import read_metadata
 from longwatch.flow.statistics import stored_graphs
 from longwatch.store.migrations import schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
@@ -112,7 +112,7 @@ def masked_url(flow: Flow) -> str:
 def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
     """Read everything stored of an execution. Raises UnknownExecutionError for an unknown id."""
     number, _ = _find_execution(flow, execution_id)
-    [summary] = flow.executions(limit=1, before=number + 1)
+    [summary] = flow.executions(limit=1, before=number + 1, include_archived=True)
     attempts = flow.database.read(
         lambda tx: tx.rows(flow.records.sql["attempts_of_execution"], {"execution": number})
     )
@@ -159,6 +159,12 @@ def graph_names(flow: Flow) -> list[str]:
     """The graphs of a flow, then the others of its store."""
     stored = flow.database.read(lambda tx: stored_graphs(tx, flow.records))
     return list(dict.fromkeys([*(each.graph for each in flow.registry.graphs), *stored]))
+
+
+def only_graph(flow: Flow) -> str | None:
+    """The graph of a flow and its store, if they have one; a search in it may use its indexes."""
+    names = graph_names(flow)
+    return names[0] if len(names) == 1 else None
 
 
 def _find_execution(flow: Flow, execution_id: str) -> tuple[int, GraphId]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Run workers for durable graphs, and manage executions.\n\n"
     "The import path of the flow comes first: `longwatch flow explain scrape:flow ID`.\n"
-    "It may be left out if LONGWATCH_FLOW is set. `ls`, `show` and `stats` need no\n"
-    "code: they take --store URL instead.",
+    "It may be left out if LONGWATCH_FLOW is set. `ls`, `show`, `stats` and\n"
+    "`prune` need no code: they take --store URL instead.",
     no_args_is_help=True,
 )
 
@@ -120,37 +120,6 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
         log_level=log_level,
         log_format=log_format,
         env={FLOW_WORK_VARIABLE: json_.dumps(options)},
-    )
-
-
-@app.command("ls")
-def list_executions(
-    flow: FlowArgument = None,
-    *,
-    graph: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", callback=valid_text, help="Only executions of this graph."),
-    ] = None,
-    limit: Limit = 100,
-    store: Store = None,
-    json: Json = False,
-) -> None:
-    """List executions, newest first."""
-    from longwatch.app.flows import masked_url  # noqa: PLC0415 - help must not wait for it
-
-    named, _ = _parse_words("ls", flow)
-    with _open_to_read(named, store) as opened:
-        found = opened.executions(graph=graph, limit=limit + 1)
-        where = masked_url(opened)
-    page = found[:limit]
-    text = (
-        execution_views.summary_table(page)
-        if page
-        else [f"no executions{f' of graph {graph!r}' if graph else ''} in {where}"]
-    )
-    more = [f"the newest {limit}; more with --limit"] if len(found) > limit else []
-    output.print_result(
-        [*text, *more], [execution_views.summary_json(each) for each in page], as_json=json
     )
 
 
@@ -459,7 +428,7 @@ def _open_to_read(named: str | None, store: str | None) -> AbstractContextManage
 def open_by_words(
     command: str, words: Sequence[str] | None, optional: str, store: str | None
 ) -> tuple[str | None, AbstractContextManager[Flow]]:
-    """Open the flow or the store of a command that only reads; also return its optional word."""
+    """Open the flow or the store of a command that needs no code; also return its optional word."""
     named, others = _parse_words(command, words, optional=optional)
     return next(iter(others), None), _open_to_read(named, store)
 

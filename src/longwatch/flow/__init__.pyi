@@ -23,6 +23,8 @@ from longwatch.flow.nodes import Node as Node
 from longwatch.flow.nodes import compute as compute
 from longwatch.flow.nodes import input as input  # noqa: A004 - the contract's word
 from longwatch.flow.saved_value import SavedValue as SavedValue
+from longwatch.flow.search_filters import metadata as metadata
+from longwatch.flow.search_filters import value as value
 from longwatch.flow.statistics import DurationStatistics as DurationStatistics
 from longwatch.flow.statistics import GraphStatistics as GraphStatistics
 from longwatch.flow.statistics import NodeStatistics as NodeStatistics

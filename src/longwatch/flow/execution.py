@@ -19,6 +19,7 @@ from longwatch.errors import (
 )
 from longwatch.flow.attempt import LEASED, MAP_OPEN, AttemptEndCause
 from longwatch.flow.computation import Computation, Value
+from longwatch.flow.execution_metadata import merge_metadata, read_metadata
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId
 from longwatch.flow.explanation import (
     Explanation,
@@ -31,7 +32,6 @@ from longwatch.flow.graph import Graph
 from longwatch.flow.history import HistoryEntry, read_history
 from longwatch.flow.map_records import MapProgress
 from longwatch.flow.map_settler import abandon_elements
-from longwatch.flow.metadata import merge_metadata, read_metadata
 from longwatch.flow.node_status import FRESH_STATUSES
 from longwatch.flow.nodes import NodeKind
 from longwatch.flow.records import LoadedExecutions, change_channel
@@ -66,6 +66,8 @@ class ExecutionSummary:
     failed: int
     values: int
     status: ExecutionStatus = ExecutionStatus.ACTIVE
+    cursor: str = ""
+    """A search with the same order continues after it: `flow.executions(after=cursor)`."""
 
     @classmethod
     def from_row(cls, row: Row) -> Self:

@@ -103,6 +103,8 @@ class ExecutionState:
         self.cancelled = cancelled
         self.metadata: str | None = None
         """The metadata of a new execution, as JSON."""
+        self.indexed_nodes: frozenset[str] = frozenset()
+        """The nodes whose values an index finds."""
         self.changes = changes
         self.progress = self._loaded_progress = progress or Progress()
         self.archived = self.progress.status is ExecutionStatus.ARCHIVED

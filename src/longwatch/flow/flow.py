@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
@@ -15,21 +15,27 @@ from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.eager_lease.leaser import LocalWorkers
 from longwatch.flow.execution import Execution, ExecutionSummary
+from longwatch.flow.execution_metadata import encode_metadata
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
-from longwatch.flow.metadata import encode_metadata
+from longwatch.flow.listing import Conditions, Listing
 from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
+from longwatch.flow.retention import Retention, validate_age, validate_finished
 from longwatch.flow.save_callbacks import SaveCallbacks
-from longwatch.flow.statistics import GraphStatistics, read_statistics
+from longwatch.flow.statistics import (
+    GraphStatistics,
+    read_statistics,
+    require_stored,
+    stored_graphs,
+)
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
 from longwatch.flow.worker import FlowWorker
 from longwatch.store.database import Database, Transaction
 from longwatch.store.url import SQL_SCHEMES, open_database, suggest_url
 
-_ABOVE_ALL = 2**62
 MAX_IDEMPOTENCY_KEY_LENGTH = 1000
 _SINGLETON_KEY = "\x1fsingleton "
 """The beginning of the key of an execution of `find_or_start`. It is not printable, so it differs
@@ -60,6 +66,7 @@ class Flow:
         self.clock = clock or SystemClock()
         self.records = Records(self.database.dialect)
         self.registry = Registry(self.database, self.records, graphs, clock=self.clock)
+        self._listing = Listing(self.database, self.registry)
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
         self.save_callbacks = SaveCallbacks(self.clock)
@@ -140,23 +147,31 @@ class Flow:
         return Execution(self, execution_id, number, self.registry.find(graph, version))
 
     def executions(
-        self, *, graph: str | None = None, limit: int = 100, before: int | None = None
+        self,
+        graph: str | None = None,
+        *,
+        sort: str = "-created",
+        limit: int = 100,
+        before: int | None = None,
+        after: str | None = None,
+        **conditions: Unpack[Conditions],
     ) -> list[ExecutionSummary]:
-        """List executions, the newest first.
+        """List the executions that meet all conditions, the newest first.
 
-        For the next page pass the `number` of the last execution as `before`.
+        `where` takes filters, such as `[value("country") == "CH", value("age") >= 18]`. `state` is
+        one word or several. Archived executions are listed only with `include_archived`, or if
+        their state is asked for. `sort` is `created`, `updated` or the name of a node, with `-` in
+        front for the largest first. Sorted by a node, executions in which it has no value, or a
+        list or an object, are left out. For the next page pass the `cursor` of the last execution
+        as `after`. `before` leaves out executions with this `number` and above.
         """
-        page = {
-            "graph": graph or "",
-            "before": _ABOVE_ALL if before is None else before,
-            "limit": limit,
-        }
-        return [
-            ExecutionSummary.from_row(row)
-            for row in self.database.read(
-                lambda tx: tx.rows(self.records.sql["newest_executions"], page)
-            )
-        ]
+        return self._listing.page(
+            graph, conditions, sort=sort, limit=limit, before=before, after=after
+        )
+
+    def count(self, graph: str | None = None, **conditions: Unpack[Conditions]) -> int:
+        """Count the executions that meet all conditions, which are those of `executions`."""
+        return self._listing.count(graph, conditions)
 
     def statistics(self, graph: str) -> GraphStatistics:
         """Count the executions of all versions of a graph by state, and for each node how many
@@ -182,6 +197,33 @@ class Flow:
         Returns how many rows changed.
         """
         return FlowClaimSource(self.database, self.registry, clock=self.clock).sweeper.sweep_all()
+
+    def prune(
+        self,
+        *,
+        older_than: float,
+        graph: str | None = None,
+        states: Sequence[str] | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> int:
+        """Remove finished executions that were last changed more than `older_than` seconds ago, in
+        short transactions; returns how many.
+
+        `states` are some of done, failed, cancelled, archived; None means all of them. Without a
+        graph it removes those of all graphs in the store. `dry_run` only counts. `on_progress` gets
+        the number of executions that each transaction removed. Raises UnknownGraphError as
+        `statistics` does.
+        """
+        age, statuses = validate_age(older_than), validate_finished(states)
+        retention = Retention(self.database, self.records, self.clock)
+        graphs = self._stored_graphs(graph)
+        if dry_run:
+            return sum(retention.count(name, age=age, states=statuses) for name in graphs)
+        return sum(
+            retention.remove(name, age=age, states=statuses, on_batch=on_progress)
+            for name in graphs
+        )
 
     def sweeps(self, *, limit: int = 100) -> list[SweepRun]:
         """List the last sweeps of all workers, the newest first."""
@@ -217,7 +259,15 @@ class Flow:
             f"{', '.join(graph_id.graph for graph_id in self.registry.graphs) or 'no graphs'}>"
         )
 
-    # --- for executions ---
+    # --- for graphs and executions ---
+
+    def _stored_graphs(self, name: str | None) -> list[str]:
+        """All graphs of the store; with a name only that one, which is stored or of this Flow."""
+        if name is None:
+            return self.database.read(lambda tx: stored_graphs(tx, self.records))
+        if all(graph.name != name for graph in self.registry.graphs.values()):
+            self.database.read(lambda tx: require_stored(tx, self.records, name))
+        return [name]
 
     def _start(
         self,

@@ -11,7 +11,7 @@ from longwatch.errors import GraphError, UsageError
 from longwatch.flow.gates import GateLike
 from longwatch.flow.map_nodes import DEFAULT_MAX_IN_FLIGHT
 from longwatch.flow.map_nodes import map as map_
-from longwatch.flow.node_options import MAX_COUNT, is_positive_int
+from longwatch.flow.node_options import MAX_COUNT, is_finite_number, is_positive_int
 from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
 from longwatch.flow.saved_value import OnSave, is_on_save
@@ -27,9 +27,13 @@ class Graph:
     A version may get more nodes; any other change needs a new version. `max_running` caps how many
     attempts of the graph run at the same time, over all workers; None means no cap. `on_save` is
     called with a `SavedValue` after the commit of each new value of a computed node.
+
+    `retention_days`: workers remove executions that are done, failed, cancelled or archived and
+    have not changed for so many days; None keeps them. It applies to all versions of the graph; of
+    several versions in one Flow, the setting of the last one counts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument a setting
         self,
         name: str,
         *,
@@ -37,6 +41,7 @@ class Graph:
         nodes: Iterable[Node] = (),
         max_running: int | None = None,
         on_save: OnSave | None = None,
+        retention_days: float | None = None,
     ) -> None:
         self.name = _validate_text("name", name)
         self.version = _validate_text("version", version)
@@ -51,6 +56,7 @@ class Graph:
             )
         self.max_running = max_running
         self.on_save = on_save
+        self.retention_days = _validate_retention(name, retention_days)
         self.is_sealed = False
         """Whether the graph was given to a Flow, and cannot change any more."""
         self.nodes: dict[str, Node] = {}
@@ -62,9 +68,11 @@ class Graph:
 
     # --- defining ---
 
-    def input(self, name: str) -> None:
-        """Add an input: a node whose value users set."""
-        self._add([input_(name)])
+    def input(self, name: str, *, indexed: bool = False) -> None:
+        """Add an input: a node whose value users set. `indexed` makes searches for its values
+        fast.
+        """
+        self._add([input_(name, indexed=indexed)])
 
     def tick_once(
         self,
@@ -238,6 +246,15 @@ def _validate_text(field: str, value: Any) -> str:
             f"characters, not {value!r}"
         )
     return value
+
+
+def _validate_retention(graph: str, days: Any) -> float | None:
+    if days is not None and not (is_finite_number(days) and days > 0):
+        raise GraphError(
+            f"retention_days of graph {graph!r} must be a number of days above 0, or None to keep "
+            f"all executions, not {days!r}"
+        )
+    return None if days is None else float(days)
 
 
 def _validate_upstream(graph: str, nodes: dict[str, Node]) -> None:

@@ -44,6 +44,7 @@ class NodeOptions:
     `max_running`                 how many attempts of this node run at the same time, over all
                                   workers; None: no cap
     `on_save`                     called with a `SavedValue` after the commit of each new value
+    `indexed`                     whether searches for its values use an index
     """
 
     abandon_after_seconds: float = 3600.0
@@ -56,6 +57,7 @@ class NodeOptions:
     max_memory: int | None = None
     max_running: int | None = None
     on_save: OnSave | None = None
+    indexed: bool = False
 
 
 _DURATIONS = ("abandon_after_seconds", "heartbeat_interval_seconds", "heartbeat_timeout_seconds")
@@ -108,6 +110,8 @@ def _validate_option(node: str, name: str, value: Any) -> None:
         _require(isinstance(value, BackoffPolicy), node, name, "a BackoffPolicy", value)
     elif name == "on_save":
         _require(value is None or is_on_save(value), node, name, "a plain function", value)
+    elif name == "indexed":
+        _require(isinstance(value, bool), node, name, "True or False", value)
     elif name == "isolation":
         _require(
             isinstance(value, str) and value in set(Isolation),

@@ -69,9 +69,13 @@ class Node:
         return self.kind in {NodeKind.TICK_ONCE, NodeKind.TICK_RECURRING}
 
 
-def input(name: str) -> Node:  # noqa: A001 - the public name of the API
-    """Define an input: a node whose value users set."""
-    return Node(validate_name(name))
+def input(name: str, *, indexed: bool = False) -> Node:  # noqa: A001 - the public name of the API
+    """Define an input: a node whose value users set. `indexed` makes searches for its values
+    fast.
+    """
+    return Node(
+        validate_name(name), options=validate_options(validate_name(name), {"indexed": indexed})
+    )
 
 
 def compute(

@@ -39,14 +39,16 @@ SELECT seq, execution, element FROM longwatch_computations WHERE seq = ANY (:seq
 -- The same for many nodes, given as arrays.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
-    paused, changed_at)
+    paused, search_key, indexed_key, changed_at)
 SELECT kept.*, :wall_now
 FROM unnest(:execution::int8[], :node::text[], :is_set::int2[], :value::text[], :revision::int8[], :computed_with::text[],
     :attempted_with::text[], :failed_attempts::int4[], :crashes::int4[], :failed::int2[], :error::text[], :term::int8[],
-    :lost::int4[], :traceback::text[], :paused::int2[]) AS kept
+    :lost::int4[], :traceback::text[], :paused::int2[], :search_key::text[], :indexed_key::text[]) AS kept
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, lost = excluded.lost, traceback = excluded.traceback,
+    search_key = excluded.search_key, indexed_key = CASE WHEN longwatch_values.indexed_key IS NULL THEN excluded.indexed_key
+        ELSE excluded.search_key END,
     paused = excluded.paused, changed_at = excluded.changed_at
 
 -- name: insert_attempt_many

@@ -60,15 +60,6 @@ SELECT cancelled = 1 OR known_nodes < :nodes OR EXISTS (SELECT 1 FROM longwatch_
     AND (failed = 1 OR (node = :node AND is_set = 1)))
 FROM longwatch_executions AS e WHERE execution = :execution
 
--- name: newest_executions
--- A page of executions, the newest first, with the number of waiting and running attempts, and of failed and set nodes.
-SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
-    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state IN (0, 1)),
-    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
-    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
-    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), state
-FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.execution < :before ORDER BY e.execution DESC LIMIT :limit
-
 -- name: attempts_of_execution
 -- Every attempt of an execution, oldest first.
 SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
@@ -108,15 +99,17 @@ UPDATE longwatch_computations SET lease_state = 3, state = :state, end_cause = :
 WHERE seq = :seq AND lease_state < 3
 
 -- name: upsert_value
--- Write the state of a node.
+-- Write the state of a node. A value that is indexed stays so, also if the writer does not know that.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
-    paused, changed_at)
+    paused, search_key, indexed_key, changed_at)
 VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :attempted_with, :failed_attempts, :crashes, :failed, :error, :term, :lost,
-    :traceback, :paused, :wall_now)
+    :traceback, :paused, :search_key, :indexed_key, :wall_now)
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, lost = excluded.lost, traceback = excluded.traceback,
+    search_key = excluded.search_key, indexed_key = CASE WHEN longwatch_values.indexed_key IS NULL THEN excluded.indexed_key
+        ELSE excluded.search_key END,
     paused = excluded.paused, changed_at = excluded.changed_at
 
 -- name: insert_attempt

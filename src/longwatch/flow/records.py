@@ -22,6 +22,7 @@ from longwatch.flow.attempt import (
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId, Progress
 from longwatch.flow.map_records import MapRecords
 from longwatch.flow.node_record import NodeRecord
+from longwatch.flow.search_key import search_key
 from longwatch.store.blame import IS_SUSPECT_SQL
 from longwatch.store.claims import Claim, LeaseSql, claim_parameters
 from longwatch.store.database import Parameters, Row, Transaction
@@ -428,7 +429,10 @@ def _attempt(row: Sequence[Any]) -> Attempt:
 
 def _value_row(state: ExecutionState, node: str) -> dict[str, object]:
     record = state.nodes[node]
+    key = search_key(record.value) if record.is_set else None
     return {
+        "search_key": key,
+        "indexed_key": key if node in state.indexed_nodes else None,
         "execution": state.number or None,
         "node": node,
         "is_set": int(record.is_set),

@@ -20,6 +20,7 @@ from longwatch.flow.graph_evolution import (
     missing_definitions,
     save_definitions,
 )
+from longwatch.flow.indexing import NodeIndexes
 from longwatch.flow.map_opener import prepare_maps
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records
@@ -27,6 +28,9 @@ from longwatch.store.database import Database, Transaction
 
 SHARED_QUEUE = ""
 """The name of the queue of all nodes without a queue of their own. Its cap is that of the graph."""
+
+
+_NO_NODES: frozenset[str] = frozenset()
 
 
 class GraphQueue(NamedTuple):
@@ -74,6 +78,8 @@ class Registry:
         if isinstance(graphs, Graph):
             raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
         self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
+        self._indexed_nodes: dict[str, frozenset[str]] = {}
+        self._stored_indexes: dict[str, frozenset[str]] = {}
         for graph in graphs:
             self._add(graph)
 
@@ -87,6 +93,7 @@ class Registry:
                 graph_id: register(self._database, self._records, graph)
                 for graph_id, graph in self.graphs.items()
             }
+            self._stored_indexes = self._database.read(self._read_indexes)
             self._cached = (os.getpid(), self._database.generation), found
         return self._cached[1]
 
@@ -97,15 +104,29 @@ class Registry:
         registered = self.registered().get(state.graph_id)
         if registered is None:
             return
+        state.indexed_nodes = self.indexed_nodes(state.graph_id.graph)
         graph, queue_by_node = registered.graph, registered.queue_by_node
         propagate(graph, state, queue_by_node, now=self.clock.wall())
         while graph.map_nodes and prepare_maps(tx, self._records.maps, graph, state):
             propagate(graph, state, queue_by_node, now=self.clock.wall())
 
+    def indexed_nodes(self, graph: str) -> frozenset[str]:
+        """The nodes of a graph, in any version, whose values are added to an index."""
+        return self._indexed_nodes.get(graph, _NO_NODES) | self._stored_indexes.get(
+            graph, _NO_NODES
+        )
+
+    def _read_indexes(self, tx: Transaction) -> dict[str, frozenset[str]]:
+        """The nodes whose index was begun, by any process, by graph."""
+        indexes = NodeIndexes(self._database)
+        names = {graph_id.graph for graph_id in self.graphs}
+        return {name: found for name in names if (found := indexes.begun(tx, name))}
+
     def refresh(self) -> None:
-        """Read the queues again: another process may have given a node a queue of its own, or
-        emptied the store.
+        """Read the queues and indexes again: another process may have given a node a queue of its
+        own, begun an index, or emptied the store.
         """
+        self._stored_indexes = self._database.read(self._read_indexes)
         self._cached = (
             (os.getpid(), self._database.generation),
             {graph_id: self._look_up(graph_id, graph) for graph_id, graph in self.graphs.items()},
@@ -156,6 +177,11 @@ class Registry:
             )
         graph.is_sealed = True
         self.graphs[graph_id] = graph
+        indexed = {node.name for node in graph.nodes.values() if node.options.indexed}
+        if indexed:
+            self._indexed_nodes[graph.name] = (
+                self._indexed_nodes.get(graph.name, _NO_NODES) | indexed
+            )
 
 
 def register(database: Database, records: Records, graph: Graph) -> RegisteredGraph:

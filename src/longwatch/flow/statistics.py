@@ -91,7 +91,7 @@ def read_statistics(
     """
     versions = [graph for graph in graphs if graph.name == name]
     if not versions:
-        _require_stored(tx, records, name)
+        require_stored(tx, records, name)
     of_graph = {"graph": name}
     values = {row[0]: _ValueCounts(*row) for row in tx.rows(records.sql["count_values"], of_graph)}
     attempts = {
@@ -121,7 +121,8 @@ class _ValueCounts(NamedTuple):
     """1 if an attempt at the node has ended in one of them."""
 
 
-def _require_stored(tx: Transaction, records: Records, name: str) -> None:
+def require_stored(tx: Transaction, records: Records, name: str) -> None:
+    """Raise UnknownGraphError, which suggests a name, if the store does not know this graph."""
     known = stored_graphs(tx, records)
     if name not in known:
         hint = did_you_mean(name, known, default=f"it has {', '.join(known) or 'none'}")

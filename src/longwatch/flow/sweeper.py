@@ -6,6 +6,9 @@
     stalled     every 60 s: executions of a graph that have no open attempt, though a node could be
                 computed. Only executions that may be stalled are read: those whose last writer left
                 an attempt open, and those that were settled when the graph had fewer nodes.
+    index       every 10 s, until it is complete: values of nodes that are indexed (`indexing.py`)
+    retention   every 60 s, for graphs with `retention_days`: finished executions that are older
+                (`retention.py`)
 
 Every worker runs them. An error in one sweep does not stop the others. The first worker that finds
 a periodic sweep due runs it and records its result; the others skip it. A sweep finds rows by a
@@ -18,6 +21,7 @@ before the transaction, because a file may be slow. `attempt_blame` decides how 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import NamedTuple, TypeVar
@@ -30,10 +34,13 @@ from longwatch.core.jitter import random_fraction
 from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.attempt_blame import ReclaimedLease
 from longwatch.flow.execution_state import ExecutionState, GraphId
+from longwatch.flow.indexing import COMPLETE, NodeIndexes
+from longwatch.flow.indexing import sweep_name as index_sweep_name
 from longwatch.flow.lapsed_owners import LapsedOwners
 from longwatch.flow.map_settler import ElementEnding, EndedMaps, end_elements, finish_map
 from longwatch.flow.records import LoadedExecutions, Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
+from longwatch.flow.retention import DAY_SECONDS, Retention
 from longwatch.flow.work_reports import emit_ends_on_commit, emit_sweep, run_reported
 from longwatch.host.incarnation import boot_id
 from longwatch.store.blame import Blame
@@ -45,6 +52,9 @@ SWEEP_INTERVAL = 10.0
 STALLED_INTERVAL = 60.0
 STALLED_SECONDS = 1.0
 """Seconds after which a sweep for stalled executions begins no further page."""
+RETENTION_INTERVAL = 60.0
+RETENTION_SECONDS = 1.0
+"""Seconds after which a sweep for finished executions begins no further transaction."""
 PAGE_SIZE = 200
 """Attempts or executions in one transaction: a sweep never holds the store for long."""
 _MAX_RUNS = 1000
@@ -84,6 +94,9 @@ class FlowSweeper:
         self._registry = registry
         self._clock = clock or SystemClock()
         self._sweep = ClaimSweeper(claims, is_shared=database.is_shared)
+        self._indexes = NodeIndexes(database)
+        self._complete_indexes: set[tuple[int, str]] = set()
+        self._retention = Retention(database, records, self._clock)
         self._lapsed_owners = LapsedOwners(database, records, self._sweep, self._clock)
         self._not_before: dict[str, float] = {}
 
@@ -97,13 +110,20 @@ class FlowSweeper:
             [
                 self.reclaim_from_dead_owners,
                 *self._timed_sweeps(0.0 if is_overdue else self.interval, STALLED_INTERVAL),
+                *self._index_sweeps(self.interval),
+                *self._retention_sweeps(RETENTION_INTERVAL),
             ]
         )
 
     def sweep_all(self) -> int:
         """Run every sweep, due or not, and hold no owner (`lapsed_owners`)."""
         return self._run_all(
-            [self.reclaim_from_dead_owners, *self._timed_sweeps(0.0, 0.0, holds=False)]
+            [
+                self.reclaim_from_dead_owners,
+                *self._timed_sweeps(0.0, 0.0, holds=False),
+                *self._index_sweeps(0.0),
+                *self._retention_sweeps(0.0),
+            ]
         )
 
     def runs(self, *, limit: int) -> list[SweepRun]:
@@ -291,11 +311,14 @@ class FlowSweeper:
         """
         next_position = after[1] if after is not None and not after[0] else 0
         if next_position != position:
-            self._database.write(
-                lambda tx: tx.execute(
-                    self._records.sql["set_sweep_position"], {**name, "position": next_position}
-                )
+            self._write_position(name, next_position)
+
+    def _write_position(self, name: Parameters, position: int) -> None:
+        self._database.write(
+            lambda tx: tx.execute(
+                self._records.sql["set_sweep_position"], {**name, "position": position}
             )
+        )
 
     def _propagate(self, executions: Sequence[int]) -> int:
         def work(tx: Transaction) -> int:
@@ -306,6 +329,35 @@ class FlowSweeper:
             return sum(state.has_changes for state in loaded.values())
 
         return self._database.write(work) if executions else 0
+
+    # --- indexes ---
+
+    def _index_sweeps(self, interval: float) -> Iterator[Callable[[], int]]:
+        """One sweep for every indexed node whose index may not be complete."""
+        for graph in sorted({graph_id.graph for graph_id in self._registry.graphs}):
+            for node in sorted(self._registry.indexed_nodes(graph)):
+                name = index_sweep_name(graph, node)
+                if (self._database.generation, name) not in self._complete_indexes:
+                    yield partial(self._run_index_sweep, graph, node, name, interval)
+
+    def _run_index_sweep(self, graph: str, node: str, name: str, interval: float) -> int:
+        if self._database.read(lambda tx: node in self._indexes.complete(tx, graph)):
+            self._complete_indexes.add((self._database.generation, name))
+            return 0
+        return self._run_timed("index", name, interval, lambda: self._add_to_index(graph, node))
+
+    def _add_to_index(self, graph: str, node: str) -> int:
+        """Add values to the index of a node, a page at a time, from where the last run stopped."""
+        name = {"sweep": index_sweep_name(graph, node)}
+        [(position,)] = self._database.read(
+            lambda tx: tx.rows(self._records.sql["sweep_position"], name)
+        )
+        added, stop_at = 0, self._clock.monotonic() + STALLED_SECONDS
+        while position < COMPLETE and self._clock.monotonic() < stop_at:
+            count, position = self._indexes.add_page(graph, node, position)
+            added += count
+            self._write_position(name, position)
+        return added
 
     # --- running sweeps ---
 
@@ -336,6 +388,21 @@ class FlowSweeper:
                 stalled_interval,
                 lambda: self._propagate_stalled(graph_id),
             )
+
+    def _retention_sweeps(self, interval: float) -> Iterator[Callable[[], int]]:
+        """One sweep for every graph that does not keep its executions. Of its versions, the last
+        one decides.
+        """
+        last_versions = {graph.name: graph for graph in self._registry.graphs.values()}
+        for name, graph in last_versions.items():
+            if graph.retention_days is not None:
+                remove = partial(
+                    self._retention.remove,
+                    name,
+                    age=graph.retention_days * DAY_SECONDS,
+                    max_seconds=RETENTION_SECONDS,
+                )
+                yield partial(self._run_timed, "retention", f"retention/{name}", interval, remove)
 
     def _run_timed(
         self, name: str, sweep_name: str, interval: float, sweep: Callable[[], int]
