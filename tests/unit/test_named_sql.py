@@ -117,6 +117,10 @@ class TestEverySqlFileOfTheProduct:
             "among_seqs",
             "in_elements",
             "in_executions",
+            "of_executions",
+            "of_numbers",
+            "skip_locked",
+            "n",  # the number of a parameter
         }
         assert {"table", "columns", *conditions, *lease} >= set(
             re.findall(r"\{(.*?)\}", path.read_text())
