@@ -18,6 +18,7 @@ from longwatch.flow.gates import or_ as or_
 from longwatch.flow.gates import when as when
 from longwatch.flow.graph import Graph as Graph
 from longwatch.flow.map_nodes import map as map  # noqa: A004 - the contract's word
+from longwatch.flow.mutations import mutate as mutate
 from longwatch.flow.nodes import Node as Node
 from longwatch.flow.nodes import compute as compute
 from longwatch.flow.nodes import input as input  # noqa: A004 - the contract's word

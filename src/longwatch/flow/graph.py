@@ -8,9 +8,11 @@ from typing import Any, TypeVar, overload
 
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
+from longwatch.flow.endless_loops import refuse_endless_loops
 from longwatch.flow.gates import GateLike
 from longwatch.flow.map_nodes import DEFAULT_MAX_IN_FLIGHT
 from longwatch.flow.map_nodes import map as map_
+from longwatch.flow.mutations import mutate
 from longwatch.flow.node_options import MAX_COUNT, is_positive_int
 from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
@@ -142,6 +144,30 @@ class Graph:
 
         return define if function is None else define(function)
 
+    def mutate(
+        self,
+        *,
+        after: GateLike | Iterable[GateLike],
+        writes: str,
+        new_revision: bool = False,
+        name: str | None = None,
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a node whose decorated function computes the value of the node `writes`.
+
+        Without `new_revision`, nothing that comes after that node is computed again.
+        """
+
+        def define(function: FunctionT) -> FunctionT:
+            node_name = name if name is not None else str(getattr(function, "__name__", ""))
+            node = mutate(
+                node_name, after, function, writes=writes, new_revision=new_revision, **options
+            )
+            self._add([node])
+            return function
+
+        return define
+
     # --- lookup ---
 
     def node(self, name: str) -> Node:
@@ -209,6 +235,9 @@ class Graph:
             known[node.name] = node
         _validate_upstream(self.name, known)
         names = _topological_order(self.name, known)
+        for node in known.values():
+            node.validate_in(self.name, known)
+        refuse_endless_loops(self.name, known)
         self.nodes = known
         self.computed_nodes = tuple(known[name] for name in names if not known[name].is_input)
         self.map_nodes = tuple(node for node in self.computed_nodes if node.kind is NodeKind.MAP)

@@ -1,0 +1,85 @@
+"""The kinds of nodes that write, record and archive: their definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from longwatch.errors import GraphError
+from longwatch.flow import Graph, compute, input, mutate  # noqa: A004 - the contract's word
+from longwatch.flow.diagram import mermaid_diagram, text_diagram
+from longwatch.flow.nodes import Node
+
+
+def same(**values: Any) -> Any:
+    return next(iter(values.values()))
+
+
+def graph_of(*nodes: Node) -> Graph:
+    return Graph(
+        "g",
+        version="1",
+        nodes=[input("card"), input("go"), compute("paid", ["card"], same), *nodes],
+    )
+
+
+class TestMutateDefinitions:
+    def test_the_decorator_and_the_list_define_the_same(self) -> None:
+        graph = graph_of()
+
+        @graph.mutate(after=["go"], writes="card", new_revision=True, max_attempts=7)
+        def write(go: int) -> int:
+            return go
+
+        listed = mutate("write", ["go"], write, writes="card", new_revision=True, max_attempts=7)
+        assert listed == graph.nodes["write"]
+        assert "mutate after go, writes card with a new revision" == listed.definition
+
+    def test_the_decorator_takes_a_name(self) -> None:
+        graph = graph_of()
+        graph.mutate(after="go", writes="paid", name="other")(same)
+        assert "other" in graph.nodes
+
+    @pytest.mark.parametrize("writes", ["car", "crad"])
+    def test_an_unknown_target_is_refused_with_a_suggestion(self, writes: str) -> None:
+        with pytest.raises(
+            GraphError, match=f"writes '{writes}', which does not exist; did you mean card"
+        ):
+            graph_of(mutate("m", ["go"], same, writes=writes))
+
+    def test_another_mutate_node_is_no_target(self) -> None:
+        with pytest.raises(GraphError, match="'m', which is a mutate node; name an input or"):
+            graph_of(
+                mutate("m", ["go"], same, writes="card"), mutate("n", ["go"], same, writes="m")
+            )
+
+    @pytest.mark.parametrize("after", ["card", "paid"])
+    def test_an_endless_loop_is_refused_with_its_path_and_the_cure(self, after: str) -> None:
+        with pytest.raises(GraphError, match=r"card → .*m → card.*new_revision=False"):
+            graph_of(mutate("m", [after], same, writes="card", new_revision=True))
+        graph_of(mutate("m", [after], same, writes="card"))
+
+    def test_an_endless_loop_over_two_writers_is_refused(self) -> None:
+        there = mutate("there", ["go"], same, writes="card", new_revision=True)
+        with pytest.raises(GraphError, match="would never come to rest"):
+            graph_of(there, mutate("back", ["paid"], same, writes="go", new_revision=True))
+        graph_of(there, mutate("back", ["paid"], same, writes="go"))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"writes": 5}, "takes the name of a node, not 5"),
+            ({"writes": "card", "new_revision": 1}, "is True or False, not 1"),
+            ({"writes": "card", "heartbeat_interval_seconds": 200}, "unsafe heartbeat"),
+            ({"writes": "card", "wirtes": "card"}, "unknown option 'wirtes'"),
+        ],
+    )
+    def test_wrong_options_are_refused(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(GraphError, match=message):
+            mutate("m", ["go"], same, **options)
+
+    def test_diagrams_show_what_it_writes(self) -> None:
+        graph = graph_of(mutate("m", ["go"], same, writes="card"))
+        assert "m     mutate   ← go, writes card" in text_diagram(graph)
+        assert 'n4 ==>|"writes"| n1' in mermaid_diagram(graph)
