@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longwatch.errors import GraphError
-from longwatch.flow import Graph, compute, input, mutate  # noqa: A004 - the contract's word
+from longwatch.flow import Graph, compute, historian, input, mutate  # noqa: A004 - the contract's word
 from longwatch.flow.diagram import mermaid_diagram, text_diagram
 from longwatch.flow.nodes import Node
 
@@ -83,3 +83,46 @@ class TestMutateDefinitions:
         graph = graph_of(mutate("m", ["go"], same, writes="card"))
         assert "m     mutate   ← go, writes card" in text_diagram(graph)
         assert 'n4 ==>|"writes"| n1' in mermaid_diagram(graph)
+
+
+class TestHistorianDefinitions:
+    def test_the_method_and_the_list_define_the_same(self) -> None:
+        graph = graph_of()
+        graph.historian("log", of=["go", "card"], max_entries=5)
+        assert historian("log", ["go", "card"], max_entries=5) == graph.nodes["log"]
+        assert "historian of card, go" == graph.nodes["log"].definition
+
+    @pytest.mark.parametrize("of", [[], None, [5], 5])
+    def test_it_needs_names_of_nodes(self, of: Any) -> None:
+        with pytest.raises(GraphError, match="of= of node 'log' takes names of nodes"):
+            historian("log", of)
+
+    @pytest.mark.parametrize("max_entries", [0, -1, 1.5, True, None])
+    def test_its_bound_is_a_whole_number(self, max_entries: Any) -> None:
+        with pytest.raises(GraphError, match="max_entries of node 'log' must be a whole number"):
+            historian("log", ["go"], max_entries=max_entries)
+
+    def test_unknown_nodes_are_refused_with_a_suggestion(self) -> None:
+        with pytest.raises(GraphError, match="did you mean card"):
+            graph_of(historian("log", ["crad"]))
+
+    def test_a_cycle_over_its_nodes_is_refused(self) -> None:
+        with pytest.raises(GraphError, match="has a cycle"):
+            graph_of(compute("a", ["log"], same), historian("log", ["a"]))
+
+    def test_a_mutation_after_the_history_of_its_target_is_refused(self) -> None:
+        log = historian("log", ["card"])
+        with pytest.raises(GraphError, match=r"would never come to rest: .*let 'm' come after"):
+            graph_of(log, mutate("m", ["log"], same, writes="card"))
+        graph_of(log, mutate("m", ["log"], same, writes="go"))
+
+    def test_it_is_no_target_of_mutations(self) -> None:
+        with pytest.raises(GraphError, match="'log', which is a historian node"):
+            graph_of(historian("log", ["card"]), mutate("m", ["go"], same, writes="log"))
+
+    def test_diagrams_show_what_it_records(self) -> None:
+        graph = graph_of(historian("log", ["card", "go"]))
+        assert "log   historian  ← changes of card, go" in text_diagram(graph)
+        assert {"n1 --> n4", "n2 --> n4"} <= {
+            line.strip() for line in mermaid_diagram(graph).splitlines()
+        }

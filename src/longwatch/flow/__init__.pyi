@@ -17,6 +17,7 @@ from longwatch.flow.gates import not_ as not_
 from longwatch.flow.gates import or_ as or_
 from longwatch.flow.gates import when as when
 from longwatch.flow.graph import Graph as Graph
+from longwatch.flow.histories import historian as historian
 from longwatch.flow.map_nodes import map as map  # noqa: A004 - the contract's word
 from longwatch.flow.mutations import mutate as mutate
 from longwatch.flow.nodes import Node as Node

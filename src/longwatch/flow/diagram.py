@@ -15,6 +15,7 @@ from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.explanation import explain
 from longwatch.flow.gates import AllOf, AnyOf, Gate, IsSet, Not, When
 from longwatch.flow.graph import Graph
+from longwatch.flow.histories import HistorianNode
 from longwatch.flow.mutations import MutateNode
 from longwatch.flow.nodes import Node, NodeKind
 
@@ -163,6 +164,9 @@ class _Flowchart:
         junctions = _Junctions(self._ids[node.name])
         for part in parts:
             self._add_arrow(self._arrow(part, junctions), self._ids[node.name])
+        if isinstance(node, HistorianNode):
+            for name in node.of:
+                self._add_arrow(_Arrow(self._ids[name]), self._ids[node.name])
         if isinstance(node, MutateNode):
             self._add_arrow(
                 _Arrow(self._ids[node.name], "writes", _WRITING), self._ids[node.writes]

@@ -111,6 +111,8 @@ class ExecutionState:
         self.changed_nodes: set[str] = set()
         self.value_changes: dict[str, bool] = {}
         """The nodes whose value has changed since the load, each with whether it was set then."""
+        self.recorded_changes: set[tuple[str, str]] = set()
+        """Historians with the nodes whose change they have recorded since the load."""
         self.new_attempts: dict[str, NewAttempt] = {}
         self.attempt_ends: list[AttemptEnd] = []
         self.map_plans: dict[str, MapPlan] = {}
@@ -336,6 +338,7 @@ class ExecutionState:
         for decided in (
             self.changed_nodes,
             self.value_changes,
+            self.recorded_changes,
             self.new_attempts,
             self.attempt_ends,
             self.map_plans,

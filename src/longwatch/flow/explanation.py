@@ -12,6 +12,7 @@ from longwatch.flow.attempt import LEASED, MAP_OPEN, Attempt
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
+from longwatch.flow.histories import HistorianNode
 from longwatch.flow.map_records import MapProgress
 from longwatch.flow.node_record import NodeRecord
 from longwatch.flow.node_status import SETTLED_STATUSES, NodeStatus, is_unsettled
@@ -146,7 +147,18 @@ def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
     return NodeExplanation(node.name, "unset", "not set")
 
 
+def _explain_historian(node: HistorianNode, state: ExecutionState) -> NodeExplanation:
+    entries = len(state.value(node.name)) if state.is_set(node.name) else 0
+    text = (
+        f"recording the changes of {' and '.join(f'`{name}`' for name in node.of)}, "
+        f"{entries} of at most {node.max_entries} kept"
+    )
+    return NodeExplanation(node.name, "set" if entries else "unset", text)
+
+
 def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
+    if isinstance(node, HistorianNode):
+        return _explain_historian(node, facts.state)
     state, statuses, gate = facts.state, facts.statuses, node.gate.evaluate(facts.state)
     status, error = statuses[node.name], None
     label, text = "waiting", "ready; the next get, set or sweep queues it"

@@ -10,6 +10,7 @@ from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
 from longwatch.flow.endless_loops import refuse_endless_loops
 from longwatch.flow.gates import GateLike
+from longwatch.flow.histories import DEFAULT_ENTRIES, historian
 from longwatch.flow.map_nodes import DEFAULT_MAX_IN_FLIGHT
 from longwatch.flow.map_nodes import map as map_
 from longwatch.flow.mutations import mutate
@@ -167,6 +168,12 @@ class Graph:
             return function
 
         return define
+
+    def historian(
+        self, name: str, of: str | Iterable[str], *, max_entries: int = DEFAULT_ENTRIES
+    ) -> None:
+        """Add a node that keeps the last changes of the nodes `of`, the newest first."""
+        self._add([historian(name, of, max_entries=max_entries)])
 
     # --- lookup ---
 

@@ -15,6 +15,8 @@ decides:
                               an input.
     otherwise                 An attempt is opened.
 
+A historian has no attempts: it records the changes of the nodes before it (`histories`).
+
 A value that is not fresh stays until another one replaces it, and counts as set meanwhile.
 """
 
@@ -25,8 +27,9 @@ from collections.abc import Mapping
 from longwatch.flow.attempt import AttemptEndCause, AttemptSpec
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, Progress
 from longwatch.flow.graph import Graph
+from longwatch.flow.histories import HistorianNode, record_changes
 from longwatch.flow.node_status import NodeStatus, is_unsettled
-from longwatch.flow.nodes import Node
+from longwatch.flow.nodes import Node, NodeKind
 from longwatch.flow.ticks import drop_outdated_end, has_ended, open_tick, tick_status
 
 
@@ -52,6 +55,9 @@ def propagate(
     unsettled: set[str] = set()
     has_failed = False
     for node in graph.computed_nodes:
+        if isinstance(node, HistorianNode):
+            record_changes(node, state, now)
+            continue
         status = _propagate_node(node, state, unsettled, queue_by_node, now=now)
         has_failed = has_failed or status is NodeStatus.FAILED
         if is_unsettled(node, status, state):
@@ -119,6 +125,8 @@ def _propagate_node(
 
 def status_of(node: Node, state: ExecutionState, unsettled: set[str], inputs: str) -> NodeStatus:
     """The status of one node. `unsettled` are the upstream nodes whose value may change."""
+    if node.kind is NodeKind.HISTORIAN:
+        return NodeStatus.FRESH
     if not node.gate.is_met(state):
         return NodeStatus.BLOCKED
     if any(name in unsettled for name in node.upstream):
