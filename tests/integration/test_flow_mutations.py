@@ -15,7 +15,7 @@ from flow_rig import (  # noqa: F401 - fixtures
     url_fixture,
 )
 from longwatch.flow import Execution, Flow, Graph, compute, input, mutate, when  # noqa: A004 - the contract's word
-from longwatch.flow.execution import Value
+from longwatch.flow.computation import Value
 from longwatch.store.database import Database
 from longwatch.testing import FakeClock
 

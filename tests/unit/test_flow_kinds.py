@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from longwatch.errors import GraphError
-from longwatch.flow import Graph, compute, historian, input, mutate  # noqa: A004 - the contract's word
+from longwatch.flow import (
+    Graph,
+    archive,
+    compute,
+    historian,
+    input,  # noqa: A004 - the contract's word
+    mutate,
+)
 from longwatch.flow.diagram import mermaid_diagram, text_diagram
 from longwatch.flow.nodes import Node
 
@@ -49,7 +56,7 @@ class TestMutateDefinitions:
             graph_of(mutate("m", ["go"], same, writes=writes))
 
     def test_another_mutate_node_is_no_target(self) -> None:
-        with pytest.raises(GraphError, match="'m', which is a mutate node; name an input or"):
+        with pytest.raises(GraphError, match="'m', which is of kind mutate; name an input or"):
             graph_of(
                 mutate("m", ["go"], same, writes="card"), mutate("n", ["go"], same, writes="m")
             )
@@ -117,7 +124,7 @@ class TestHistorianDefinitions:
         graph_of(log, mutate("m", ["log"], same, writes="go"))
 
     def test_it_is_no_target_of_mutations(self) -> None:
-        with pytest.raises(GraphError, match="'log', which is a historian node"):
+        with pytest.raises(GraphError, match="'log', which is of kind historian"):
             graph_of(historian("log", ["card"]), mutate("m", ["go"], same, writes="log"))
 
     def test_diagrams_show_what_it_records(self) -> None:
@@ -126,3 +133,24 @@ class TestHistorianDefinitions:
         assert {"n1 --> n4", "n2 --> n4"} <= {
             line.strip() for line in mermaid_diagram(graph).splitlines()
         }
+
+
+class TestArchiveDefinitions:
+    def test_the_method_and_the_list_define_the_same(self) -> None:
+        graph = graph_of()
+        graph.archive("put_away", after=["paid"])
+        assert archive("put_away", ["paid"]) == graph.nodes["put_away"]
+        assert "archive after paid" == graph.nodes["put_away"].definition
+
+    def test_it_needs_upstream_nodes_that_exist(self) -> None:
+        with pytest.raises(GraphError, match="'put_away' has no upstream nodes"):
+            archive("put_away", [])
+        with pytest.raises(GraphError, match="did you mean paid"):
+            graph_of(archive("put_away", ["payd"]))
+
+    def test_it_is_no_target_of_mutations(self) -> None:
+        with pytest.raises(GraphError, match="'put_away', which is of kind archive"):
+            graph_of(archive("put_away", ["paid"]), mutate("m", ["go"], same, writes="put_away"))
+
+    def test_diagrams_show_it(self) -> None:
+        assert "put_away  archive  ← paid" in text_diagram(graph_of(archive("put_away", ["paid"])))

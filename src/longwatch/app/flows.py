@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from longwatch.core.error_text import json_reason
 from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
-from longwatch.flow.execution import Computation, ExecutionSummary
+from longwatch.flow.computation import Computation
+from longwatch.flow.execution import ExecutionSummary
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
@@ -107,7 +108,7 @@ def masked_url(flow: Flow) -> str:
 def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
     """Read everything stored of an execution. Raises UnknownExecutionError for an unknown id."""
     number, _ = _find_execution(flow, execution_id)
-    [summary] = flow.executions(limit=1, before=number + 1)
+    [summary] = flow.executions(limit=1, before=number + 1, include_archived=True)
     attempts = flow.database.read(
         lambda tx: tx.rows(flow.records.sql["attempts_of_execution"], {"execution": number})
     )

@@ -4,11 +4,12 @@ from longwatch.errors import GraphError as GraphError
 from longwatch.errors import NotSetError as NotSetError
 from longwatch.errors import UnknownExecutionError as UnknownExecutionError
 from longwatch.errors import UnknownGraphError as UnknownGraphError
+from longwatch.flow.archiving import archive as archive
+from longwatch.flow.computation import Computation as Computation
+from longwatch.flow.computation import Value as Value
 from longwatch.flow.context import FlowContext as FlowContext
-from longwatch.flow.execution import Computation as Computation
 from longwatch.flow.execution import Execution as Execution
 from longwatch.flow.execution import ExecutionSummary as ExecutionSummary
-from longwatch.flow.execution import Value as Value
 from longwatch.flow.explanation import Explanation as Explanation
 from longwatch.flow.flow import Flow as Flow
 from longwatch.flow.gates import Gate as Gate

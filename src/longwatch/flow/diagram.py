@@ -31,6 +31,7 @@ _COLOURS = {
     "cancelled": "#d7ccc8",
     "paused": "#ffe0b2",
     "ended": "#eeeeee",
+    "archived": "#cfd8dc",
 }
 """The colour of each state; white for all others."""
 _BOX = ("[", "]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -17,7 +17,9 @@ from longwatch.errors import (
     UnknownExecutionError,
     UsageError,
 )
+from longwatch.flow.archiving import archived_error
 from longwatch.flow.attempt import LEASED, MAP_OPEN, AttemptEndCause
+from longwatch.flow.computation import Computation, Value
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId
 from longwatch.flow.explanation import (
     Explanation,
@@ -43,51 +45,6 @@ _NOTIFIED_WITHIN = 0.9
 """Seconds. A waiter that was woken sooner was notified of a change. Later it may be the regular
 wakeup of the store.
 """
-
-
-class Value(NamedTuple):
-    """The value of a node. `fresh`: it was computed from the present inputs."""
-
-    value: Any
-    revision: int
-    fresh: bool
-
-
-class Computation(NamedTuple):
-    """One attempt. Times are wall time.
-
-    `heartbeat_in` and `deadline_in` are the seconds left of a running attempt, `ready_in` those of
-    a delayed one. `failures`, `crashes` and `lost` count the earlier attempts with the same inputs.
-    """
-
-    number: int
-    node: str
-    state: str
-    attempt: int
-    computed_with: dict[str, int]
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    owner: int | None
-    term: int
-    end_cause: str | None
-    error: str | None
-    last_heartbeat_at: float | None
-    heartbeat_in: float | None
-    deadline_in: float | None
-    ready_in: float | None
-    crashes: int
-    releases: int
-    lost: int = 0
-    failures: int = 0
-    traceback: str | None = None
-    """The traceback of the exception that the code raised."""
-    element: int | None = None
-    """The index of the element of a map that it computes; None: a node."""
-
-    @classmethod
-    def from_row(cls, row: Row) -> Self:
-        return cls(*row)._replace(computed_with=msgspec.json.decode(row[4]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +270,27 @@ class Execution:
             tx.execute(self._flow.records.sql["cancel_execution"], {"execution": self._number})
             tx.notify(change_channel(self.id))
 
-        return self._change(work, also=cancel)
+        return self._change(work, also=cancel, allows_archived=True)
+
+    def archive(self) -> int:
+        """Archive the execution: cancel all open attempts, and hide it from lists; returns the
+        revision. Values stay, and change no more until `unarchive`. Idempotent.
+        """
+
+        def work(state: ExecutionState) -> None:
+            state.archived = True
+
+        return self._change(work, allows_archived=True)
+
+    def unarchive(self) -> int:
+        """Continue an archived execution, and compute what was left; returns the revision. An
+        archive node archives it again only after a change of its inputs. Idempotent.
+        """
+
+        def work(state: ExecutionState) -> None:
+            state.archived = False
+
+        return self._change(work, allows_archived=True)
 
     def __repr__(self) -> str:
         return f"<Execution {self.id} of {self.graph} {self.version}>"
@@ -347,6 +324,7 @@ class Execution:
         change: Callable[[ExecutionState], None],
         *,
         also: Callable[[Transaction, ExecutionState], None] = lambda _, __: None,
+        allows_archived: bool = False,
     ) -> int:
         """Change the execution and propagate the change in one transaction; returns the
         revision.
@@ -355,6 +333,8 @@ class Execution:
         def transaction(tx: Transaction) -> ExecutionState:
             state = self._require_loaded(self._flow.records.load(tx, [self._number]))
             was_cancelled = state.cancelled
+            if state.archived and not allows_archived:
+                raise archived_error(self.id)
             change(state)
             also(tx, state)
             if was_cancelled and state.needs_write:
@@ -393,13 +373,13 @@ class Execution:
     def _is_outgrown(self, state: ExecutionState) -> bool:
         """Whether the graph has more nodes than when the execution was last propagated."""
         known = state.progress.known_nodes
-        return not state.cancelled and known < len(self._definition.computed_nodes)
+        return not state.has_ended and known < len(self._definition.computed_nodes)
 
     def _upgrade(self) -> ExecutionState:
         """Propagate the nodes that were added to the graph, and load the execution again. Of
         several processes that do this at once, the first opens the attempts.
         """
-        self._change(lambda _: None)
+        self._change(lambda _: None, allows_archived=True)
         return self._load_state()
 
     def _get_present(self, node: str, newer_than: int | None) -> Any:
@@ -453,9 +433,10 @@ class Execution:
         return self._require_loaded(self._flow.records.load(tx, [self._number], for_update=False))
 
     def _require_attainable(self, state: ExecutionState, node: str) -> None:
-        if state.cancelled:
+        if state.has_ended:
+            ended = "is archived; unarchive() continues it" if state.archived else "was cancelled"
             raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value: the execution was cancelled"
+                f"node {node!r} of {self.id} will get no value: the execution {ended}"
             )
         failed_node = unreachable_nodes(self._definition, state).get(node)
         if failed_node is not None:

@@ -146,6 +146,11 @@ class ExecutionState:
         )
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the execution was cancelled or archived, and has no attempts."""
+        return self.cancelled or self.archived
+
+    @property
     def has_changes(self) -> bool:
         """Whether a value, an attempt or the revision has changed since the load."""
         return bool(
@@ -164,10 +169,10 @@ class ExecutionState:
     @property
     def affects_all_nodes(self) -> bool:
         """Whether a change concerns waiters of unchanged nodes: a node was given up, a result was
-        equal to the value before, or the execution was cancelled.
+        equal to the value before, or the execution was cancelled or archived.
         """
         return (
-            self.cancelled
+            self.has_ended
             or self._has_unchanged_result
             or any(self.nodes[node].failed for node in self.changed_nodes)
         )
@@ -276,7 +281,7 @@ class ExecutionState:
             traceback=traceback,
         )
         self._end_attempt(attempt, *failure)
-        if not (record.failed or self.cancelled):
+        if not (record.failed or self.has_ended):
             self.open_attempt(
                 attempt.node,
                 attempt.computed_with,

@@ -16,7 +16,7 @@ from longwatch.flow.histories import HistorianNode
 from longwatch.flow.map_records import MapProgress
 from longwatch.flow.node_record import NodeRecord
 from longwatch.flow.node_status import SETTLED_STATUSES, NodeStatus, is_unsettled
-from longwatch.flow.nodes import Node
+from longwatch.flow.nodes import Node, NodeKind
 from longwatch.flow.propagation import awaiting_nodes, input_revisions, status_of
 from longwatch.flow.tick_explanation import explain_tick
 from longwatch.store.blame import DEFAULT_BUDGET
@@ -30,8 +30,8 @@ MAX_SHOWN_REASONS = 10
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
     """The state of one node. `state` is one word: set, unset, fresh, stale, waiting, running,
-    failed, blocked or cancelled; of a tick also paused or ended. `text` completes "the node is …".
-    `error` is the whole error of the last failed attempt, if the state follows from it.
+    failed, blocked, cancelled or archived; of a tick also paused or ended. `text` completes "the
+    node is …". `error` is the whole error of the last failed attempt, if the state follows from it.
     """
 
     node: str
@@ -180,8 +180,11 @@ def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
             )
     if node.is_tick:
         label, text = explain_tick(node, state, status, now=facts.now) or (label, text)
-    if state.cancelled and label not in {"fresh", "stale"}:
-        label, text, error = "cancelled", "not computed: the execution was cancelled", None
+    if node.kind is NodeKind.ARCHIVE and status is NodeStatus.FRESH:
+        text = f"met: it archived the execution at revision {state.revision_of(node.name)}"
+    if state.has_ended and label not in {"fresh", "stale"}:
+        label, error = "archived" if state.archived else "cancelled", None
+        text = f"not computed: the execution {'is' if state.archived else 'was'} {label}"
     shown = gate if node.gate.nodes else None
     return NodeExplanation(node.name, label, text, shown, error)
 

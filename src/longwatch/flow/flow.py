@@ -114,9 +114,14 @@ class Flow:
         return Execution(self, execution_id, number, self.registry.find(graph, version))
 
     def executions(
-        self, *, graph: str | None = None, limit: int = 100, before: int | None = None
+        self,
+        *,
+        graph: str | None = None,
+        limit: int = 100,
+        before: int | None = None,
+        include_archived: bool = False,
     ) -> list[ExecutionSummary]:
-        """List executions, the newest first.
+        """List executions, the newest first, without archived ones unless `include_archived`.
 
         For the next page pass the `number` of the last execution as `before`.
         """
@@ -124,6 +129,7 @@ class Flow:
             "graph": graph or "",
             "before": _ABOVE_ALL if before is None else before,
             "limit": limit,
+            "archived": int(include_archived),
         }
         return [
             ExecutionSummary.from_row(row)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
+from longwatch.flow.archiving import archive
 from longwatch.flow.endless_loops import refuse_endless_loops
 from longwatch.flow.gates import GateLike
 from longwatch.flow.histories import DEFAULT_ENTRIES, historian
@@ -174,6 +175,10 @@ class Graph:
     ) -> None:
         """Add a node that keeps the last changes of the nodes `of`, the newest first."""
         self._add([historian(name, of, max_entries=max_entries)])
+
+    def archive(self, name: str, *, after: GateLike | Iterable[GateLike]) -> None:
+        """Add a node that archives the execution once its gate is met."""
+        self._add([archive(name, after)])
 
     # --- lookup ---
 

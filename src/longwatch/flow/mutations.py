@@ -50,8 +50,8 @@ class MutateNode(Node):
             )
         if target.kind not in _WRITABLE:
             raise GraphError(
-                f"node {self.name!r} of graph {graph!r} writes {self.writes!r}, which is a "
-                f"{target.kind} node; name an input or a compute node"
+                f"node {self.name!r} of graph {graph!r} writes {self.writes!r}, which is of "
+                f"kind {target.kind}; name an input or a compute node"
             )
 
 

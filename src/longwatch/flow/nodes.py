@@ -28,6 +28,7 @@ class NodeKind(StrEnum):
     COMPUTE = "compute"  # its function computes its value
     MUTATE = "mutate"  # its function computes the value of another node
     HISTORIAN = "historian"  # it keeps the changes of other nodes
+    ARCHIVE = "archive"  # it archives the execution
     MAP = "map"  # its function computes each element of a list
     TICK_ONCE = "tick_once"  # it fires at a time
     TICK_RECURRING = "tick_recurring"  # it fires again and again

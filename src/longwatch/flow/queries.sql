@@ -29,20 +29,21 @@ SELECT execution FROM longwatch_executions WHERE graph = :graph AND idempotency_
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
 
 -- name: may_have_value
--- Whether to load an execution for the value of a node: the node is set, a node was given up, the execution was cancelled, or its graph
--- has more nodes now.
-SELECT cancelled = 1 OR known_nodes < :nodes OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
+-- Whether to load an execution for the value of a node: the node is set, a node was given up, the execution was cancelled or archived,
+-- or its graph has more nodes now.
+SELECT cancelled = 1 OR state = 5 OR known_nodes < :nodes OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
     AND (failed = 1 OR (node = :node AND is_set = 1)))
 FROM longwatch_executions AS e WHERE execution = :execution
 
 -- name: newest_executions
--- A page of executions, the newest first, with the number of waiting and running attempts, and of failed and set nodes.
+-- A page of executions, the newest first, archived ones only if :archived is 1, with the number of waiting and running attempts, and of failed and set nodes.
 SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state IN (0, 1)),
     (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), state
-FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.execution < :before ORDER BY e.execution DESC LIMIT :limit
+FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.execution < :before AND (state < 5 OR :archived = 1)
+ORDER BY e.execution DESC LIMIT :limit
 
 -- name: attempts_of_execution
 -- Every attempt of an execution, oldest first.

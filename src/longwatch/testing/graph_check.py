@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from longwatch.flow.attempt import AttemptState
-from longwatch.flow.execution import Computation, Execution
+from longwatch.flow.computation import Computation
+from longwatch.flow.execution import Execution
 from longwatch.flow.graph import Graph
 from longwatch.store.claims import Claim
 from longwatch.store.database import Database
