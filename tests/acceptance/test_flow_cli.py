@@ -135,6 +135,8 @@ WITH_CODE = (
     ("pause", "abc", "hourly"),
     ("resume", "abc", "hourly"),
     ("cancel", "abc"),
+    ("archive", "abc"),
+    ("unarchive", "abc"),
     ("sweep",),
     ("start", "jobs"),
     ("work",),
@@ -292,6 +294,8 @@ def test_words_that_are_no_text_are_wrong_use(place: FlowDirectory) -> None:
         ("show",),
         ("explain",),
         ("cancel",),
+        ("archive",),
+        ("unarchive",),
         ("graph", "--execution"),
         ("set",),
         ("unset",),
@@ -742,6 +746,20 @@ def test_abandon_retry_and_cancel_act_on_an_execution(place: FlowDirectory) -> N
         "cancel", TARGET, started.id
     )
     assert "cancelled" == place.json_output("ls", TARGET)[0]["state"]
+
+
+def test_archive_and_unarchive_act_on_an_execution(place: FlowDirectory) -> None:
+    started = place.start()
+    assert [f"execution {started.id} is archived, at revision 1"] == place.output(
+        "archive", TARGET, started.id
+    )
+    assert [] == place.json_output("ls", TARGET)
+    assert "archived" == place.json_output("show", TARGET, started.id)["state"]
+    assert "longwatch flow unarchive" in place.refusal_of("set", TARGET, started.id, "job=5")
+    assert {"execution": started.id, "revision": 1} == place.json_output(
+        "unarchive", TARGET, started.id
+    )
+    assert "waiting" == place.json_output("ls", TARGET)[0]["state"]
 
 
 def test_sweep_brings_back_what_has_lapsed(place: FlowDirectory) -> None:

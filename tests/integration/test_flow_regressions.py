@@ -15,6 +15,7 @@ from longwatch.core.events.engine import ClaimSourceFailed
 from longwatch.engine.reservations import Reservation
 from longwatch.errors import ComputationFailedError, GraphError, SerializationError
 from longwatch.flow import Execution, Flow, Graph, when
+from longwatch.flow.eager_lease.leaser import EagerWrite
 from longwatch.store.database import Database
 from longwatch.testing import RecordingObserver
 from polling import eventually
@@ -166,6 +167,19 @@ class Reopened:
         return getattr(self._offer, name)
 
 
+def reserve(flow: Flow) -> EagerWrite:
+    """Reserve slots in the worker, which frees those of an attempt shortly after its result."""
+    found: list[EagerWrite] = []
+    graph_id = next(iter(flow.registry.graphs))
+
+    def is_reserved() -> bool:
+        found.extend(filter(None, [flow.local_workers.reserve(graph_id)]))
+        return bool(found)
+
+    assert eventually(is_reserved)
+    return found[0]
+
+
 def test_what_is_committed_after_its_starter_has_given_up_is_leased_to_nobody(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,8 +187,7 @@ def test_what_is_committed_after_its_starter_has_given_up_is_leased_to_nobody(
     flow = Flow(sqlite, [plain_graph()])
     with flow.worker():
         flow.start("plain", x=0).get("y", timeout=TIMEOUT)
-        eager_write = flow.local_workers.reserve(next(iter(flow.registry.graphs)))
-        assert eager_write is not None
+        eager_write = reserve(flow)
         eager_write.reservation.close()
         eager_write.reservation = cast("Reservation", Reopened(eager_write.reservation))
         monkeypatch.setattr(flow.local_workers, "reserve", lambda _: eager_write)

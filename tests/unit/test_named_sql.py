@@ -120,6 +120,7 @@ class TestEverySqlFileOfTheProduct:
             "of_executions",
             "of_numbers",
             "skip_locked",
+            "keys",
             "n",  # the number of a parameter
         }
         assert {"table", "columns", *conditions, *lease} >= set(

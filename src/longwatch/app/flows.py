@@ -15,9 +15,9 @@ from longwatch.core.error_text import json_reason
 from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
 from longwatch.flow.computation import Computation
-from longwatch.flow.execution import ExecutionSummary
 from longwatch.flow.execution_metadata import read_metadata
 from longwatch.flow.execution_state import ExecutionState, GraphId
+from longwatch.flow.execution_summary import ExecutionSummary
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
 from longwatch.flow.history import HistoryEntry, read_history

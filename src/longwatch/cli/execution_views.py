@@ -13,7 +13,7 @@ from longwatch.cli.output import age, key_value_lines, pluralize, short_body, ta
 if TYPE_CHECKING:
     from longwatch.app.flows import ExecutionView
     from longwatch.flow.computation import Computation
-    from longwatch.flow.execution import ExecutionSummary
+    from longwatch.flow.execution_summary import ExecutionSummary
     from longwatch.flow.explanation import Explanation
     from longwatch.flow.gates import GateResult
     from longwatch.flow.graph import Graph

@@ -331,10 +331,7 @@ def abandon(node: NodeArguments = None, *, json: Json = False) -> None:
 @app.command()
 def cancel(execution: ExecutionArguments = None, *, json: Json = False) -> None:
     """Cancel an execution for good; its values stay."""
-    named, [identity] = _parse_words("cancel", execution, "ID")
-    with _open_existing(named, "cancel") as flow:
-        revision = flow.execution(identity).cancel()
-    _print_revision(identity, revision, "is cancelled", as_json=json)
+    change_execution("cancel", execution, "is cancelled", as_json=json)
 
 
 @app.command()
@@ -355,6 +352,16 @@ def change_node(command: str, words: Sequence[str] | None, what: str, *, as_json
     with _open_existing(named, command) as flow:
         revision: int = getattr(flow.execution(identity), command)(name)
     _print_revision(identity, revision, what.format(node=name), as_json=as_json)
+
+
+def change_execution(
+    command: str, words: Sequence[str] | None, what: str, *, as_json: bool
+) -> None:
+    """Run a command on an execution: the method that has its name."""
+    named, [identity] = _parse_words(command, words, "ID")
+    with _open_existing(named, command) as flow:
+        revision: int = getattr(flow.execution(identity), command)()
+    _print_revision(identity, revision, what, as_json=as_json)
 
 
 # --- arguments ---

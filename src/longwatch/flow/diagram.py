@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.explanation import explain
-from longwatch.flow.gates import AllOf, AnyOf, Gate, IsSet, Not, When, gate_text
+from longwatch.flow.gates import AllOf, AnyOf, Gate, IsSet, Not, When
 from longwatch.flow.graph import Graph
+from longwatch.flow.histories import HistorianNode
+from longwatch.flow.mutations import MutateNode
 from longwatch.flow.nodes import Node, NodeKind
 
 _COLOURS = {
@@ -29,6 +31,7 @@ _COLOURS = {
     "cancelled": "#d7ccc8",
     "paused": "#ffe0b2",
     "ended": "#eeeeee",
+    "archived": "#cfd8dc",
 }
 """The colour of each state; white for all others."""
 _BOX = ("[", "]")
@@ -49,7 +52,7 @@ def text_diagram(graph: Graph, execution_state: ExecutionState | None = None) ->
 
 def mermaid_diagram(graph: Graph, execution_state: ExecutionState | None = None) -> str:
     """The source of a Mermaid flowchart. Labels of arrows are tests of the value. A dotted arrow is
-    a negation.
+    a negation, a thick one a node that writes another node.
     """
     nodes = _node_states(graph, execution_state)
     chart = _Flowchart({node.name: f"n{number}" for number, (node, _) in enumerate(nodes, 1)})
@@ -89,9 +92,7 @@ def _title(graph: Graph, execution_state: ExecutionState | None) -> str:
 
 
 def _row(node: Node, state: str) -> tuple[str, str, str, str]:
-    gate = f"← {gate_text(node.gate)}" if node.gate.nodes else ""
-    when = "" if node.schedule is None else node.schedule.text
-    return node.name, node.kind, state, "  ".join(filter(None, (gate, when)))
+    return node.name, node.kind, state, node.relation
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -102,16 +103,22 @@ def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
 # --- Mermaid ---
 
 
+_NEGATIVE, _WRITING = "-.->", "==>"
+
+
 class _Arrow(NamedTuple):
     """An arrow from a node or a junction, with the test that it stands for."""
 
     start: str
     label: str = ""
-    is_negative: bool = False
+    line: str = "-->"
+
+    @property
+    def is_negative(self) -> bool:
+        return self.line == _NEGATIVE
 
     def to(self, end: str) -> str:
-        line = "-.->" if self.is_negative else "-->"
-        return f"{self.start} {line}{f'|{_quoted(self.label)}|' if self.label else ''} {end}"
+        return f"{self.start} {self.line}{f'|{_quoted(self.label)}|' if self.label else ''} {end}"
 
 
 @dataclass(slots=True)
@@ -158,6 +165,13 @@ class _Flowchart:
         junctions = _Junctions(self._ids[node.name])
         for part in parts:
             self._add_arrow(self._arrow(part, junctions), self._ids[node.name])
+        if isinstance(node, HistorianNode):
+            for name in node.of:
+                self._add_arrow(_Arrow(self._ids[name]), self._ids[node.name])
+        if isinstance(node, MutateNode):
+            self._add_arrow(
+                _Arrow(self._ids[node.name], "writes", _WRITING), self._ids[node.writes]
+            )
 
     def colours(self, states: Sequence[str]) -> None:
         for state in dict.fromkeys(states):
@@ -179,7 +193,8 @@ class _Flowchart:
                     if inside.is_negative
                     else f"not {inside.label}"
                 )
-                return _Arrow(inside.start, label.strip(), is_negative=not inside.is_negative)
+                line = "-->" if inside.is_negative else _NEGATIVE
+                return _Arrow(inside.start, label.strip(), line)
         return _Arrow(self._junction(gate, junctions))
 
     def _junction(self, gate: Gate, junctions: _Junctions) -> str:

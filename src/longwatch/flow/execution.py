@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -17,10 +16,11 @@ from longwatch.errors import (
     UnknownExecutionError,
     UsageError,
 )
+from longwatch.flow.archiving import archived_error
 from longwatch.flow.attempt import LEASED, MAP_OPEN, AttemptEndCause
 from longwatch.flow.computation import Computation, Value
 from longwatch.flow.execution_metadata import merge_metadata, read_metadata
-from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, GraphId
+from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.explanation import (
     Explanation,
     explain,
@@ -36,7 +36,7 @@ from longwatch.flow.node_status import FRESH_STATUSES
 from longwatch.flow.nodes import NodeKind
 from longwatch.flow.records import LoadedExecutions, change_channel
 from longwatch.flow.ticks import set_paused
-from longwatch.store.database import Row, Transaction
+from longwatch.store.database import Transaction
 
 if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
@@ -47,47 +47,6 @@ _NOTIFIED_WITHIN = 0.9
 """Seconds. A waiter that was woken sooner was notified of a change. Later it may be the regular
 wakeup of the store.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionSummary:
-    """An execution in a list. `number` rises with every new execution."""
-
-    id: str
-    graph: str
-    version: str
-    revision: int
-    cancelled: bool
-    created_at: float
-    updated_at: float
-    number: int
-    waiting: int
-    running: int
-    failed: int
-    values: int
-    status: ExecutionStatus = ExecutionStatus.ACTIVE
-    cursor: str = ""
-    """A search with the same order continues after it: `flow.executions(after=cursor)`."""
-
-    @classmethod
-    def from_row(cls, row: Row) -> Self:
-        return replace(cls(*row), cancelled=bool(row[4]), status=ExecutionStatus(row[12]))
-
-    @property
-    def state(self) -> str:
-        """One word.
-
-        archived    it was archived
-        cancelled   `cancel` ended it
-        running     a worker computes a node
-        waiting     an attempt waits for a worker, or for its time
-        failed      a node was given up
-        done        nothing is left to compute
-        idle        a node waits for an input
-        """
-        if self.status is ExecutionStatus.ACTIVE:
-            return "running" if self.running else "waiting"
-        return self.status.name.lower()
 
 
 class Execution:
@@ -307,7 +266,27 @@ class Execution:
             tx.execute(self._flow.records.sql["cancel_execution"], {"execution": self._number})
             tx.notify(change_channel(self.id))
 
-        return self._change(work, also=cancel)
+        return self._change(work, also=cancel, allows_archived=True)
+
+    def archive(self) -> int:
+        """Archive the execution: cancel all open attempts, and hide it from lists; returns the
+        revision. Values stay, and change no more until `unarchive`. Idempotent.
+        """
+
+        def work(state: ExecutionState) -> None:
+            state.archived = True
+
+        return self._change(work, allows_archived=True)
+
+    def unarchive(self) -> int:
+        """Continue an archived execution, and compute what was left; returns the revision. An
+        archive node archives it again only after a change of its inputs. Idempotent.
+        """
+
+        def work(state: ExecutionState) -> None:
+            state.archived = False
+
+        return self._change(work, allows_archived=True)
 
     def __repr__(self) -> str:
         return f"<Execution {self.id} of {self.graph} {self.version}>"
@@ -341,6 +320,7 @@ class Execution:
         change: Callable[[ExecutionState], None],
         *,
         also: Callable[[Transaction, ExecutionState], None] = lambda _, __: None,
+        allows_archived: bool = False,
     ) -> int:
         """Change the execution and propagate the change in one transaction; returns the
         revision.
@@ -349,6 +329,8 @@ class Execution:
         def transaction(tx: Transaction) -> ExecutionState:
             state = self._require_loaded(self._flow.records.load(tx, [self._number]))
             was_cancelled = state.cancelled
+            if state.archived and not allows_archived:
+                raise archived_error(self.id)
             change(state)
             also(tx, state)
             if was_cancelled and state.needs_write:
@@ -390,13 +372,13 @@ class Execution:
     def _is_outgrown(self, state: ExecutionState) -> bool:
         """Whether the graph has more nodes than when the execution was last propagated."""
         known = state.progress.known_nodes
-        return not state.cancelled and known < len(self._definition.computed_nodes)
+        return not state.has_ended and known < len(self._definition.computed_nodes)
 
     def _upgrade(self) -> ExecutionState:
         """Propagate the nodes that were added to the graph, and load the execution again. Of
         several processes that do this at once, the first opens the attempts.
         """
-        self._change(lambda _: None)
+        self._change(lambda _: None, allows_archived=True)
         return self._load_state()
 
     def _get_present(self, node: str, newer_than: int | None) -> Any:
@@ -450,9 +432,10 @@ class Execution:
         return self._require_loaded(self._flow.records.load(tx, [self._number], for_update=False))
 
     def _require_attainable(self, state: ExecutionState, node: str) -> None:
-        if state.cancelled:
+        if state.has_ended:
+            ended = "is archived; unarchive() continues it" if state.archived else "was cancelled"
             raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value: the execution was cancelled"
+                f"node {node!r} of {self.id} will get no value: the execution {ended}"
             )
         failed_node = unreachable_nodes(self._definition, state).get(node)
         if failed_node is not None:

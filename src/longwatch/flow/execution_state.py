@@ -111,6 +111,10 @@ class ExecutionState:
         self.nodes: dict[str, NodeRecord] = {}
         self.open_attempts: dict[str, Attempt] = {}
         self.changed_nodes: set[str] = set()
+        self.value_changes: dict[str, bool] = {}
+        """The nodes whose value has changed since the load, each with whether it was set then."""
+        self.recorded_changes: set[tuple[str, str]] = set()
+        """Historians with the nodes whose change they have recorded since the load."""
         self.new_attempts: dict[str, NewAttempt] = {}
         self.attempt_ends: list[AttemptEnd] = []
         self.map_plans: dict[str, MapPlan] = {}
@@ -150,6 +154,11 @@ class ExecutionState:
         return {node for node in self.changed_nodes if self.revision_of(node) == self.revision}
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the execution was cancelled or archived, and has no attempts."""
+        return self.cancelled or self.archived
+
+    @property
     def has_changes(self) -> bool:
         """Whether a value, an attempt or the revision has changed since the load."""
         return bool(
@@ -168,10 +177,10 @@ class ExecutionState:
     @property
     def affects_all_nodes(self) -> bool:
         """Whether a change concerns waiters of unchanged nodes: a node was given up, a result was
-        equal to the value before, or the execution was cancelled.
+        equal to the value before, or the execution was cancelled or archived.
         """
         return (
-            self.cancelled
+            self.has_ended
             or self._has_unchanged_result
             or any(self.nodes[node].failed for node in self.changed_nodes)
         )
@@ -197,20 +206,31 @@ class ExecutionState:
         record = self.node(node)
         if not always_new and record.is_set and _is_same_value(record.value, value):
             return
+        self._note_value_change(node)
         record.is_set, record.value, record.revision = True, value, self._next_revision()
-        self.changed_nodes.add(node)
+
+    def replace_value(self, node: str, value: str) -> None:
+        """Change the value of a node and keep its revision; a node without a value gets one, which
+        is a new revision.
+        """
+        record = self.node(node)
+        if not record.is_set:
+            self.set_value(node, value)
+        elif not _is_same_value(record.value, value):
+            self._note_value_change(node)
+            record.value = value
 
     def unset_value(self, node: str) -> None:
         """Unset a node; a node without a value stays as it is."""
         record = self.node(node)
         if record.is_set:
+            self._note_value_change(node)
             record.is_set, record.value, record.computed_with, record.revision = (
                 False,
                 None,
                 None,
                 self._next_revision(),
             )
-            self.changed_nodes.add(node)
 
     def succeed(self, attempt: Attempt, value: str, *, always_new: bool = False) -> None:
         """End an attempt with a result, which is a new revision if it differs or `always_new`."""
@@ -269,7 +289,7 @@ class ExecutionState:
             traceback=traceback,
         )
         self._end_attempt(attempt, *failure)
-        if not (record.failed or self.cancelled):
+        if not (record.failed or self.has_ended):
             self.open_attempt(
                 attempt.node,
                 attempt.computed_with,
@@ -330,6 +350,8 @@ class ExecutionState:
         self._loaded_progress = self.progress
         for decided in (
             self.changed_nodes,
+            self.value_changes,
+            self.recorded_changes,
             self.new_attempts,
             self.attempt_ends,
             self.map_plans,
@@ -354,6 +376,10 @@ class ExecutionState:
         self.attempt_ends.append(
             AttemptEnd(attempt.seq, state, cause, error, traceback, attempt.node)
         )
+
+    def _note_value_change(self, node: str) -> None:
+        self.value_changes.setdefault(node, self.is_set(node))
+        self.changed_nodes.add(node)
 
     def _next_revision(self) -> int:
         """The revision of all changes of this transaction."""

@@ -12,10 +12,11 @@ from longwatch.flow.attempt import LEASED, MAP_OPEN, Attempt
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
+from longwatch.flow.histories import HistorianNode
 from longwatch.flow.map_records import MapProgress
 from longwatch.flow.node_record import NodeRecord
 from longwatch.flow.node_status import SETTLED_STATUSES, NodeStatus, is_unsettled
-from longwatch.flow.nodes import Node
+from longwatch.flow.nodes import Node, NodeKind
 from longwatch.flow.propagation import awaiting_nodes, input_revisions, status_of
 from longwatch.flow.tick_explanation import explain_tick
 from longwatch.store.blame import DEFAULT_BUDGET
@@ -29,8 +30,8 @@ MAX_SHOWN_REASONS = 10
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
     """The state of one node. `state` is one word: set, unset, fresh, stale, waiting, running,
-    failed, blocked or cancelled; of a tick also paused or ended. `text` completes "the node is …".
-    `error` is the whole error of the last failed attempt, if the state follows from it.
+    failed, blocked, cancelled or archived; of a tick also paused or ended. `text` completes "the
+    node is …". `error` is the whole error of the last failed attempt, if the state follows from it.
     """
 
     node: str
@@ -146,7 +147,18 @@ def _explain_input(node: Node, state: ExecutionState) -> NodeExplanation:
     return NodeExplanation(node.name, "unset", "not set")
 
 
+def _explain_historian(node: HistorianNode, state: ExecutionState) -> NodeExplanation:
+    entries = len(state.value(node.name)) if state.is_set(node.name) else 0
+    text = (
+        f"recording the changes of {' and '.join(f'`{name}`' for name in node.of)}, "
+        f"{entries} of at most {node.max_entries} kept"
+    )
+    return NodeExplanation(node.name, "set" if entries else "unset", text)
+
+
 def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
+    if isinstance(node, HistorianNode):
+        return _explain_historian(node, facts.state)
     state, statuses, gate = facts.state, facts.statuses, node.gate.evaluate(facts.state)
     status, error = statuses[node.name], None
     label, text = "waiting", "ready; the next get, set or sweep queues it"
@@ -168,8 +180,11 @@ def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
             )
     if node.is_tick:
         label, text = explain_tick(node, state, status, now=facts.now) or (label, text)
-    if state.cancelled and label not in {"fresh", "stale"}:
-        label, text, error = "cancelled", "not computed: the execution was cancelled", None
+    if node.kind is NodeKind.ARCHIVE and status is NodeStatus.FRESH:
+        text = f"met: it archived the execution at revision {state.revision_of(node.name)}"
+    if state.has_ended and label not in {"fresh", "stale"}:
+        label, error = "archived" if state.archived else "cancelled", None
+        text = f"not computed: the execution {'is' if state.archived else 'was'} {label}"
     shown = gate if node.gate.nodes else None
     return NodeExplanation(node.name, label, text, shown, error)
 

@@ -14,9 +14,10 @@ from longwatch.engine.event_logging import logged_events
 from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.eager_lease.leaser import LocalWorkers
-from longwatch.flow.execution import Execution, ExecutionSummary
+from longwatch.flow.execution import Execution
 from longwatch.flow.execution_metadata import encode_metadata
 from longwatch.flow.execution_state import ExecutionState, GraphId
+from longwatch.flow.execution_summary import ExecutionSummary
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.flow.listing import Conditions, Listing

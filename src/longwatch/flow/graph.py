@@ -8,9 +8,13 @@ from typing import Any, TypeVar, overload
 
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
+from longwatch.flow.archiving import archive
+from longwatch.flow.endless_loops import refuse_endless_loops
 from longwatch.flow.gates import GateLike
+from longwatch.flow.histories import DEFAULT_ENTRIES, historian
 from longwatch.flow.map_nodes import DEFAULT_MAX_IN_FLIGHT
 from longwatch.flow.map_nodes import map as map_
+from longwatch.flow.mutations import mutate
 from longwatch.flow.node_options import MAX_COUNT, is_finite_number, is_positive_int
 from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
@@ -163,6 +167,40 @@ class Graph:
 
         return define if function is None else define(function)
 
+    def mutate(
+        self,
+        *,
+        after: GateLike | Iterable[GateLike],
+        writes: str,
+        new_revision: bool = False,
+        name: str | None = None,
+        **options: Any,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Add a node whose decorated function computes the value of the node `writes`.
+
+        Without `new_revision`, nothing that comes after that node is computed again.
+        """
+
+        def define(function: FunctionT) -> FunctionT:
+            node_name = name if name is not None else str(getattr(function, "__name__", ""))
+            node = mutate(
+                node_name, after, function, writes=writes, new_revision=new_revision, **options
+            )
+            self._add([node])
+            return function
+
+        return define
+
+    def historian(
+        self, name: str, of: str | Iterable[str], *, max_entries: int = DEFAULT_ENTRIES
+    ) -> None:
+        """Add a node that keeps the last changes of the nodes `of`, the newest first."""
+        self._add([historian(name, of, max_entries=max_entries)])
+
+    def archive(self, name: str, *, after: GateLike | Iterable[GateLike]) -> None:
+        """Add a node that archives the execution once its gate is met."""
+        self._add([archive(name, after)])
+
     # --- lookup ---
 
     def node(self, name: str) -> Node:
@@ -230,6 +268,9 @@ class Graph:
             known[node.name] = node
         _validate_upstream(self.name, known)
         names = _topological_order(self.name, known)
+        for node in known.values():
+            node.validate_in(self.name, known)
+        refuse_endless_loops(self.name, known)
         self.nodes = known
         self.computed_nodes = tuple(known[name] for name in names if not known[name].is_input)
         self.map_nodes = tuple(node for node in self.computed_nodes if node.kind is NodeKind.MAP)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict
 
-from longwatch.flow.execution import ExecutionSummary
+from longwatch.flow.execution_summary import ExecutionSummary
 from longwatch.flow.graph import Graph
 from longwatch.flow.indexing import NodeIndexes
 from longwatch.flow.registry import Registry

@@ -77,15 +77,14 @@ def _close(node: Node, state: ExecutionState) -> None:
     any more.
     """
     plan = state.map_plans.get(node.name)
-    is_ended = state.cancelled or state.archived
     is_cancelled = any(
         end.node == node.name and end.state is AttemptState.CANCELLED for end in state.attempt_ends
     )
-    if not is_ended and not node.gate.is_met(state):
+    if not state.has_ended and not node.gate.is_met(state):
         if plan is not None or is_cancelled or node.name in state.changed_nodes:
             state.map_plans[node.name] = closing_plan(AttemptEndCause.GATE, is_cleared=True)
     elif is_cancelled and (plan is None or plan.pending):
-        cause = AttemptEndCause.EXECUTION if is_ended else AttemptEndCause.SUPERSEDED
+        cause = AttemptEndCause.EXECUTION if state.has_ended else AttemptEndCause.SUPERSEDED
         state.map_plans[node.name] = closing_plan(cause)
     elif plan is not None and plan.pending:  # dropped again in the same transaction
         del state.map_plans[node.name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -26,6 +26,9 @@ class NodeKind(StrEnum):
 
     INPUT = "input"  # users set its value
     COMPUTE = "compute"  # its function computes its value
+    MUTATE = "mutate"  # its function computes the value of another node
+    HISTORIAN = "historian"  # it keeps the changes of other nodes
+    ARCHIVE = "archive"  # it archives the execution
     MAP = "map"  # its function computes each element of a list
     TICK_ONCE = "tick_once"  # it fires at a time
     TICK_RECURRING = "tick_recurring"  # it fires again and again
@@ -56,6 +59,15 @@ class Node:
         """What may not change in a version of the graph, as text."""
         kind = f"{self.kind} over {self.over}" if self.over else str(self.kind)
         return f"{kind} after {gate_text(self.gate)}" if self.gate.nodes else kind
+
+    @property
+    def relation(self) -> str:
+        """How the node depends on others and on time, as a diagram shows it; empty for an input."""
+        gate = f"← {gate_text(self.gate)}" if self.gate.nodes else ""
+        return "  ".join(filter(None, (gate, self.schedule.text if self.schedule else "")))
+
+    def validate_in(self, graph: str, nodes: Mapping[str, Node]) -> None:
+        """Validate the node among all nodes of its graph; raises GraphError."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "upstream", tuple(sorted(self.gate.nodes)))

@@ -15,6 +15,9 @@ decides:
                               an input.
     otherwise                 An attempt is opened.
 
+A historian has no attempts: it records the changes of the nodes before it (`histories`). An archive
+node has none either: it archives the execution, whose attempts are then cancelled (`archiving`).
+
 A value that is not fresh stays until another one replaces it, and counts as set meanwhile.
 """
 
@@ -22,11 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from longwatch.flow.archiving import archive_by_node
 from longwatch.flow.attempt import AttemptEndCause, AttemptSpec
 from longwatch.flow.execution_state import ExecutionState, ExecutionStatus, Progress
 from longwatch.flow.graph import Graph
+from longwatch.flow.histories import HistorianNode, record_changes
 from longwatch.flow.node_status import NodeStatus, is_unsettled
-from longwatch.flow.nodes import Node
+from longwatch.flow.nodes import Node, NodeKind
 from longwatch.flow.ticks import drop_outdated_end, has_ended, open_tick, tick_status
 
 
@@ -41,22 +46,38 @@ def propagate(
 
     `queue_by_node` has the queue of each node. `now` is wall time.
     """
-    if state.cancelled or state.archived:
-        for attempt in list(state.open_attempts.values()):
-            state.cancel_attempt(attempt, AttemptEndCause.EXECUTION)
-        state.new_attempts.clear()
-        ended = ExecutionStatus.ARCHIVED if state.archived else ExecutionStatus.CANCELLED
-        known = len(graph.computed_nodes)
-        state.progress = Progress(known, known, ended)
-        return
+    has_failed = not state.has_ended and _propagate_nodes(graph, state, queue_by_node, now=now)
+    if state.has_ended:
+        _end_attempts(graph, state)
+    else:
+        state.progress = _progress(graph, state, has_failed=has_failed)
+
+
+def _end_attempts(graph: Graph, state: ExecutionState) -> None:
+    """Cancel all attempts of an execution that was cancelled or archived."""
+    for attempt in list(state.open_attempts.values()):
+        state.cancel_attempt(attempt, AttemptEndCause.EXECUTION)
+    state.new_attempts.clear()
+    ended = ExecutionStatus.ARCHIVED if state.archived else ExecutionStatus.CANCELLED
+    known = len(graph.computed_nodes)
+    state.progress = Progress(known, known, ended)
+
+
+def _propagate_nodes(
+    graph: Graph, state: ExecutionState, queue_by_node: Mapping[str, int], *, now: float
+) -> bool:
+    """Propagate through all computed nodes; returns whether one of them was given up."""
     unsettled: set[str] = set()
     has_failed = False
     for node in graph.computed_nodes:
+        if isinstance(node, HistorianNode):
+            record_changes(node, state, now)
+            continue
         status = _propagate_node(node, state, unsettled, queue_by_node, now=now)
         has_failed = has_failed or status is NodeStatus.FAILED
         if is_unsettled(node, status, state):
             unsettled.add(node.name)
-    state.progress = _progress(graph, state, has_failed=has_failed)
+    return has_failed
 
 
 def _progress(graph: Graph, state: ExecutionState, *, has_failed: bool) -> Progress:
@@ -112,6 +133,9 @@ def _propagate_node(
         state.unset_value(node.name)
     elif status is NodeStatus.READY and node.is_tick:
         open_tick(node, state, inputs, attempt_spec(node, queue_by_node), now=now)
+    elif status is NodeStatus.READY and node.kind is NodeKind.ARCHIVE:
+        archive_by_node(node, state, inputs, now)
+        return NodeStatus.FRESH
     elif status is NodeStatus.READY:
         state.open_attempt(node.name, inputs, attempt_spec(node, queue_by_node))
     return status
@@ -119,6 +143,8 @@ def _propagate_node(
 
 def status_of(node: Node, state: ExecutionState, unsettled: set[str], inputs: str) -> NodeStatus:
     """The status of one node. `unsettled` are the upstream nodes whose value may change."""
+    if node.kind is NodeKind.HISTORIAN:
+        return NodeStatus.FRESH
     if not node.gate.is_met(state):
         return NodeStatus.BLOCKED
     if any(name in unsettled for name in node.upstream):

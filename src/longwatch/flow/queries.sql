@@ -54,9 +54,9 @@ SELECT metadata FROM longwatch_executions WHERE execution = :execution {for_upda
 UPDATE longwatch_executions SET metadata = :metadata WHERE execution = :execution
 
 -- name: may_have_value
--- Whether to load an execution for the value of a node: the node is set, a node was given up, the execution was cancelled, or its graph
--- has more nodes now.
-SELECT cancelled = 1 OR known_nodes < :nodes OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
+-- Whether to load an execution for the value of a node: the node is set, a node was given up, the execution was cancelled or archived,
+-- or its graph has more nodes now.
+SELECT cancelled = 1 OR state = 5 OR known_nodes < :nodes OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
     AND (failed = 1 OR (node = :node AND is_set = 1)))
 FROM longwatch_executions AS e WHERE execution = :execution
 

@@ -9,6 +9,14 @@ SELECT id, graph, version, revision, cancelled, created_at, updated_at, executio
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1), state
 FROM longwatch_executions AS e WHERE e.execution {of_numbers}
 
+-- name: page
+-- The beginning of a search: the number and the sort key of each execution.
+SELECT {keys} FROM {selected}
+
+-- name: count
+-- The beginning of a count.
+SELECT count(*) FROM {selected}
+
 -- name: among_numbers
 -- The execution is one of these.
 e.execution {of_numbers}

@@ -28,6 +28,7 @@ from longwatch.flow.eager_lease.execution_cache import (
 )
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.map_settler import ElementEnding, EndedMaps, end_elements, finish_map
+from longwatch.flow.mutations import MutateNode, write_target
 from longwatch.flow.node_record import GiveUpReason
 from longwatch.flow.records import (
     AttemptPlace,
@@ -228,8 +229,10 @@ class AttemptSettler:
         node = self._registry.graphs[state.graph_id].nodes[attempt.node]
         if node.is_tick:
             settle_tick(node, state, attempt, result, now=self._registry.clock.wall())
-        else:
-            state.succeed(attempt, result)
+            return
+        state.succeed(attempt, result)
+        if isinstance(node, MutateNode):
+            write_target(node, state, result)
 
     def _notify(self, tx: Transaction, state: ExecutionState) -> None:
         registered = self._registry.registered().get(state.graph_id)

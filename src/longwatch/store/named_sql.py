@@ -28,7 +28,7 @@ def load_queries(package: str, name: str, dialect: str, **constants: str) -> dic
             queries |= parse_queries(resource.read_text(encoding="utf-8"))
     if not queries:
         raise LookupError(f"no SQL named {name!r} for {dialect} in {package}")
-    return {key: _fill(text, constants) for key, text in queries.items()}
+    return {key: fill_query(text, **constants) for key, text in queries.items()}
 
 
 def parse_queries(text: str) -> dict[str, str]:
@@ -46,7 +46,8 @@ def _without_comments(body: str) -> str:
     return "\n".join(lines).rstrip().rstrip(";")
 
 
-def _fill(text: str, constants: dict[str, str]) -> str:
+def fill_query(text: str, **constants: str) -> str:
+    """Replace placeholders with trusted constants."""
     for name, value in constants.items():
         text = text.replace("{" + name + "}", value)
     return text
