@@ -21,6 +21,7 @@ from longwatch.cli import (
     evals,
     flow,
     flow_archive,
+    flow_history,
     flow_search,
     flow_stats,
     flow_ticks,
@@ -54,7 +55,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, init, check)
 for command in COMMANDS:
     app.command()(command)
-for commands in (flow_archive, flow_search, flow_stats, flow_ticks):
+for commands in (flow_archive, flow_history, flow_search, flow_stats, flow_ticks):
     commands.add_commands(flow.app)
 app.add_typer(flow.app, name="flow", cls=CommandGroup)
 app.add_typer(mailbox.app, name="mailbox", cls=CommandGroup)
