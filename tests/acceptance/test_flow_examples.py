@@ -123,7 +123,7 @@ def test_a_thousand_pages_retries_one_page_and_fetches_new_ones_only(output: lis
     ends = [*map(str, range(1000)), "new", "newer"]
     sizes = [len(f"the text of https://example.org/{end}") for end in ends]
     failure, *others = output
-    assert "element 404 failed; the first: FileNotFoundError" in failure
+    assert "failed once: element 404 failed; the first: FileNotFoundError" in failure
     assert [
         "first run: 1002 fetches of 1000 pages",
         f"total: {sum(sizes[:1000])} characters",
