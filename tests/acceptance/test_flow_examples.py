@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -307,6 +308,25 @@ def test_an_approval_acts_once_whenever_a_worker_dies(
         execution.set(approved=True)
         run.finish()
         assert {"manager": 1, "payments": 1, "team": 3} == module.letters()
+        return execution
+
+    check_graph(module.graph, scenario, steps=["computed", "finished"])
+
+
+def test_a_nightly_report_has_the_same_figures_whenever_a_worker_dies() -> None:
+    module = load("nightly_report")
+    begin = datetime(2026, 10, 24, 12, 0, tzinfo=UTC)
+
+    def scenario(run: GraphRun) -> Execution:
+        run.clock.jump_wall(begin.timestamp() - run.clock.wall())
+        execution = run.start(shops=["Basel", "Bern"])
+        run.advance(2 * DAY)
+        reports = [entry["value"] for entry in execution.get("last_reports", wait=False)]
+        assert [
+            {"night": "Mon 26 Oct 2026, 02:30 CET", "total": 952, "shops": [526, 426]},
+            {"night": "Sun 25 Oct 2026, 02:30 CEST", "total": 950, "shops": [525, 425]},
+        ] == [{**report, "shops": list(report["shops"].values())} for report in reports]
+        execution.set(discontinued=True)
         return execution
 
     check_graph(module.graph, scenario, steps=["computed", "finished"])
