@@ -73,7 +73,8 @@ class Cron:
     """At the times of a cron expression in a time zone.
 
     A time that the clocks skip in spring is replaced by the first time after the gap. A time that
-    they show twice in autumn counts once.
+    they show twice in autumn counts once. An expression whose minute or hour begins with `*` goes
+    by real time: it has both of two equal times, and none in the gap.
     """
 
     expression: str
