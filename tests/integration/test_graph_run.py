@@ -54,6 +54,26 @@ def scrape() -> Graph:
     return graph
 
 
+def test_advance_ends_although_a_tick_is_faster_than_the_code_behind_it() -> None:
+    """Each call takes 100 seconds, and the tick fires every 60, so that some attempt is always
+    ready.
+    """
+    graph = Graph("busy", version="1")
+    graph.tick_recurring("minute", every=60)
+
+    @graph.compute(after=["minute"])
+    def slow(minute: float) -> float:
+        run.advance(100)
+        return minute
+
+    with run_graph(graph) as run:
+        run.start()
+        before = run.clock.monotonic()
+        run.advance(400)
+        assert 400 <= run.clock.monotonic() - before < 600
+        assert 3 <= run.runs["slow"] <= 5
+
+
 SEEN: list[int] = []
 
 

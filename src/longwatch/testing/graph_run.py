@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -93,6 +94,8 @@ class GraphRun:
         self._folder = folder
         self._planned_crashes: list[_PlannedCrash] = []
         self._is_running = False
+        self._until = inf
+        """When `advance` ends."""
         self._source = FlowClaimSource(
             flow.database,
             flow.registry,
@@ -124,8 +127,7 @@ class GraphRun:
         with self._store_clock.running():
             self._is_running = True
             try:
-                while self._run_one():
-                    pass
+                self._run_until_idle()
             finally:
                 self._is_running = False
         self.flow.save_callbacks.flush()
@@ -140,11 +142,12 @@ class GraphRun:
         other attempt is computed.
 
         Calls to the store take real time too: an attempt that is due in 10 s is due after
-        `advance(10)`, and maybe after 9.99.
+        `advance(10)`, and maybe after 9.99. Code that itself takes time may make it pass by more
+        than `seconds`; no code is called after that.
         """
-        with self._store_clock.running():
+        with self._store_clock.running(), self._computing_until(seconds):
             self._run_due()
-            target = self.clock.monotonic() + seconds
+            target = self._until = self.clock.monotonic() + seconds
             while (wait := self._next_due()) is not None and self.clock.monotonic() + wait < target:
                 self._advance_by(wait)
             self._advance_by(target - self.clock.monotonic())
@@ -192,6 +195,24 @@ class GraphRun:
         self._store_clock.restore()
 
     # --- computing ---
+
+    @contextmanager
+    def _computing_until(self, seconds: float) -> Iterator[None]:
+        """Call no more code once so many seconds have passed."""
+        before, self._until = self._until, self.clock.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._until = before
+
+    def _run_until_idle(self) -> None:
+        for _ in range(_MAX_STEPS):
+            if self.clock.monotonic() > self._until + _SMALLEST_STEP or not self._run_one():
+                return
+        raise AssertionError(
+            f"expected no ready attempt after {_MAX_STEPS} of them; a tick that is faster than the "
+            f"code behind it never lets the graph rest"
+        )
 
     def _run_one(self) -> bool:
         """Compute one attempt, or handle the death of its worker. Return False if none is ready."""
