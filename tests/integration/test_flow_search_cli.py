@@ -113,8 +113,11 @@ class TestLs:
         assert [failed, done] == shell.listed("--sort", "age", "--limit", "2")
         assert "the first 2; more with --limit" in shell.output("ls", "--sort=age", "--limit=2")
         assert "the newest 2; more with --limit" in shell.output("ls", "--limit", "2")
-        assert shell.output("ls", "--state", "done", "--graph", "none").startswith(
-            "no matching executions of graph 'none' in "
+        assert shell.output("ls", "--state", "archived", "--graph", "people").startswith(
+            "no matching executions of graph 'people' in "
+        )
+        assert "no graph 'poeple' in the store; did you mean people?" in shell.output(
+            "ls", "--graph", "poeple", code=2
         )
 
     def test_archived_executions_are_listed_when_asked_for(
