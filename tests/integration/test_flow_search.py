@@ -387,6 +387,26 @@ class TestRefusals:
                     with pytest.raises(UsageError, match="graph must be printable text"):
                         call(name)
 
+    def test_an_unknown_node_is_refused_without_the_code_of_the_graph(
+        self, worker: ManualWorker
+    ) -> None:
+        start(worker, "a")
+        without_code = Flow(worker.database)
+        Flow(worker.database, [Graph("o", version="1", nodes=[input("city")])]).start("o", city="a")
+        assert 1 == without_code.count(where=value("city") == "a")
+        assert 1 == without_code.count("people", where=value("country") == "a")
+        assert 1 == worker.flow.count(where=value("city") == "a")
+        for flow in (worker.flow, without_code):
+            with pytest.raises(UsageError, match="no node 'contry'; did you mean country"):
+                flow.count(where=value("contry") == "a")
+        with pytest.raises(UsageError, match="graph 'people' has no node 'city'"):
+            without_code.executions("people", where=value("city") == "a")
+        with pytest.raises(UsageError, match="the store has no node 'zip'"):
+            without_code.executions(sort="zip")
+        for damage in ("UPDATE longwatch_graphs SET nodes = '5'", "DELETE FROM longwatch_graphs"):
+            worker.write(damage)
+            assert 0 == without_code.count(where=value("contry") == "a")
+
     @pytest.mark.parametrize("identity", ["nope", "\0", "\ud800", 5, None])
     def test_an_unknown_execution_is_refused(self, worker: ManualWorker, identity: Any) -> None:
         with pytest.raises(UnknownExecutionError, match="there is no execution"):

@@ -116,6 +116,12 @@ class TestLs:
         assert shell.output("ls", "--state", "archived", "--graph", "people").startswith(
             "no matching executions of graph 'people' in "
         )
+        assert "no graph '' in the store; it has people" in shell.output(
+            "ls", "--graph", "", code=2
+        )
+        assert "has no node 'agee'; did you mean age?" in shell.output(
+            "ls", "--where", "agee>5", code=2
+        )
         assert "no graph 'poeple' in the store; did you mean people?" in shell.output(
             "ls", "--graph", "poeple", code=2
         )

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Run workers for durable graphs, and manage executions.\n\n"
     "The import path of the flow comes first: `longwatch flow explain scrape:flow ID`.\n"
-    "It may be left out if LONGWATCH_FLOW is set. `ls`, `show`, `stats` and\n"
-    "`prune` need no code: they take --store URL instead.",
+    "It may be left out if LONGWATCH_FLOW is set. `ls`, `show`, `history`, `stats`\n"
+    "and `prune` need no code: they take --store URL instead.",
     no_args_is_help=True,
 )
 

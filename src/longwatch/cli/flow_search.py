@@ -98,9 +98,8 @@ def list_executions(  # noqa: PLR0913 - one argument an option
     conditions: dict[str, Any] = {"where": filters, "state": state, "include_archived": archived}
     _, opening = open_by_words("ls", flow, "", store)
     with opening as opened:
-        found = opened.executions(
-            graph or only_graph(opened), sort=sort, limit=limit + 1, **conditions
-        )
+        searched = only_graph(opened) if graph is None else graph
+        found = opened.executions(searched, sort=sort, limit=limit + 1, **conditions)
         place = masked_url(opened)
     page = found[:limit]
     none = "no matching executions" if filters or state else "no executions"

@@ -128,10 +128,15 @@ class Listing:
         )
 
     def _require_known(self, tx: Transaction, query: Query) -> None:
-        """Raise UnknownGraphError for a graph that neither this Flow nor the store has."""
-        names = {graph_id.graph for graph_id in self._registry.graphs}
-        if query.graph is not None and query.graph not in names:
+        """Raise UnknownGraphError for a graph that neither this Flow nor the store has, and
+        UsageError for a node that none of their graphs has.
+        """
+        graphs = self._registry.graphs.values()
+        if query.graph is not None and all(each.name != query.graph for each in graphs):
             require_stored(tx, self._records, query.graph)
+        known = {node for each in graphs if query.graph in {None, each.name} for node in each.nodes}
+        if query.nodes - known:
+            self._search.require_stored_nodes(tx, query)
 
     def _known_graphs(self, graph: str | None, version: str | None) -> list[Graph]:
         """The graphs of this Flow that a search is about."""

@@ -86,6 +86,12 @@ class Query:
     """The sort key and the number of the last execution of the page before."""
 
     @property
+    def nodes(self) -> set[str]:
+        """The nodes whose values the search reads."""
+        nodes = {each.node for each in self.filters if isinstance(each, ValueFilter)}
+        return nodes if self.sort.node is None else nodes | {self.sort.node}
+
+    @property
     def statuses(self) -> list[ExecutionStatus]:
         """The stored states that may match."""
         active = {RUNNING, WAITING, ACTIVE}
@@ -168,6 +174,22 @@ class Search:
         """The rows of executions, by their numbers."""
         rows = tx.rows(self._parts["summaries"], {"numbers": self._array(numbers)})
         return {row[7]: row for row in rows}
+
+    def require_stored_nodes(self, tx: Transaction, query: Query) -> None:
+        """Raise UsageError for a node that no stored graph of the search has. Accepts every name
+        if the store has no definition of one of them.
+        """
+        rows = tx.rows(self._parts["stored_definitions"], {"graph": query.graph or ""})
+        if not rows or any(definition is None for *_, definition in rows):
+            return
+        try:
+            known = {node for *_, definition in rows for node in msgspec.json.decode(definition)}
+        except (msgspec.DecodeError, TypeError):  # a damaged row; registering its graph names it
+            return
+        for node in query.nodes - known:
+            where = "the store" if query.graph is None else f"graph {query.graph!r}"
+            hint = did_you_mean(node, known, default=f"it has {', '.join(sorted(known))}")
+            raise UsageError(f"{where} has no node {node!r}; {hint}")
 
     # --- putting a statement together ---
 
