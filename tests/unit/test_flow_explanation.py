@@ -179,6 +179,24 @@ class TestComputed:
         assert "c is not computed: the execution was cancelled" == line(execution, "c")
 
 
+@pytest.mark.parametrize(
+    ("is_archived", "ended"), [(True, "is archived"), (False, "was cancelled")]
+)
+def test_an_outdated_node_of_an_ended_execution_waits_for_nothing(
+    *, is_archived: bool, ended: str
+) -> None:
+    execution = graph_of("a", b="a", c="b")
+    execution.set(a=1)
+    execution.run_all()
+    execution.set(a=2)
+    state = execution.load()
+    state.archived, state.cancelled = is_archived, not is_archived
+    state.open_attempts.clear()
+    [facts] = [each for each in explain(execution.graph, state).nodes if each.node == "c"]
+    assert "stale" == facts.state
+    assert f"out of date and not computed: the execution {ended}" == facts.text
+
+
 def test_the_tree_shows_every_condition_met_and_unmet() -> None:
     nodes: list[Any] = [
         input("a"),

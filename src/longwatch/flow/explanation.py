@@ -190,11 +190,17 @@ def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
         label, text = explain_tick(node, state, status, now=facts.now) or (label, text)
     if node.kind is NodeKind.ARCHIVE and status is NodeStatus.FRESH:
         text = f"met: it archived the execution at revision {state.revision_of(node.name)}"
-    if state.has_ended and label not in {"fresh", "stale"}:
-        label, error = "archived" if state.archived else "cancelled", None
-        text = f"not computed: the execution {'is' if state.archived else 'was'} {label}"
+    if state.has_ended and label != "fresh":
+        (label, text), error = _explain_ended(label, state), None
     shown = gate if node.gate.nodes else None
     return NodeExplanation(node.name, label, text, shown, error)
+
+
+def _explain_ended(label: str, state: ExecutionState) -> tuple[str, str]:
+    """The state and the text of a node of an execution that was cancelled or archived."""
+    end = "archived" if state.archived else "cancelled"
+    text = f"not computed: the execution {'is' if state.archived else 'was'} {end}"
+    return (label, f"out of date and {text}") if label == "stale" else (end, text)
 
 
 # --- gates ---
