@@ -292,7 +292,7 @@ class TestHopelessWaits:
         execution.set(url="abcd")
         worker.give_up(worker.claim_one())
         with pytest.raises(
-            ComputationFailedError, match="'pages', which it waits for, failed 1 times: hopeless"
+            ComputationFailedError, match="'pages', which it waits for, failed once: hopeless"
         ):
             execution.get("titles", timeout=0)
         assert ["title"] * 3 == execution.get("titles", wait=False)
@@ -342,7 +342,7 @@ class TestHopelessWaits:
         worker.give_up(worker.claim_one())
         execution.set(b=1)
         with pytest.raises(
-            ComputationFailedError, match="'c', which it waits for, failed 1 times: hopeless"
+            ComputationFailedError, match="'c', which it waits for, failed once: hopeless"
         ):
             execution.get("d", timeout=0)
 

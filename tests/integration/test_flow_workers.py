@@ -258,7 +258,7 @@ class TestErrors:
         with working(database, graph(node(hopeless))) as flow:
             execution = flow.start("work", a=1)
             with pytest.raises(
-                ComputationFailedError, match="failed 1 times: PermanentError: never 1"
+                ComputationFailedError, match="failed once: PermanentError: never 1"
             ):
                 execution.get("b", timeout=TIMEOUT)
         assert [("failed", "permanent")] == states_of(execution)
