@@ -224,6 +224,23 @@ class TestPrune:
         named = shell.output(*words, "--graph", "other", code=2)
         assert "Remove 1 execution for good?" in named
 
+    def test_an_empty_store_is_not_that_of_the_environment(
+        self,
+        worker: ManualWorker,
+        url: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """A script whose variable is not set removes nothing."""
+        start(worker, age=1)
+        compute_all(worker)
+        worker.database.jump.wall += 1.0
+        monkeypatch.setenv("LONGWATCH_STORE", url)
+        with pytest.raises(SystemExit) as ended:
+            main(["flow", "prune", "--older-than", "0", "--yes", "--store", ""])
+        assert (2, 1) == (ended.value.code, worker.flow.count())
+        assert "--store is empty; give the URL of a store" in capsys.readouterr().err
+
     def test_it_refuses_unfinished_states_and_unknown_graphs(
         self, worker: ManualWorker, shell: Shell
     ) -> None:
