@@ -49,7 +49,7 @@ constraints: | $(BIN)/python ## pin today's newest versions in constraints.txt
 
 clean: ## remove what was made here, the environments too
 	@rm -rf .venv .venv-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	@find src tests tools bench -name __pycache__ -prune -exec rm -rf {} +
+	@find src tests tools bench examples -name __pycache__ -prune -exec rm -rf {} +
 
 # The output of a command, shown only when it fails: $(call quietly,WHAT,COMMAND)
 quietly = echo "$(1)"; log=$$(mktemp); if $(2) >"$$log" 2>&1; then rm -f "$$log"; else cat "$$log"; rm -f "$$log"; exit 1; fi

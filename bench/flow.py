@@ -7,7 +7,7 @@ are what one execution asks of the disk.
 
 In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_ROUNDS=3,
 BENCH_EXECUTIONS=400 in a round, after BENCH_WARMTH=2 seconds that do not count,
-BENCH_PARTS=race,closer,rows,explain,ticks.
+BENCH_PARTS=race,closer,rows,explain,ticks,maps.
 """
 
 from __future__ import annotations
@@ -117,7 +117,31 @@ def ticks(place: Path) -> None:
         print(f"| {kind} | {found.fired:.1f} | {found.computed:.1f} |", flush=True)
 
 
-PARTS = {"race": race, "closer": closer_look, "rows": rows, "explain": explain, "ticks": ticks}
+def maps(place: Path) -> None:
+    from flow_bench import maps as wide  # noqa: PLC0415
+    from queue_bench import stores  # noqa: PLC0415
+
+    print(
+        f"\n| store | {wide.ELEMENTS:,} messages through a loop, s | a map of {wide.ELEMENTS:,} "
+        "elements, s | ratio |\n|---|---:|---:|---:|"
+    )
+    for kind in env_list("BENCH_STORES", ",".join(STORES)):
+        with stores.opened_store(kind, place / f"maps-{kind}") as store:
+            rounds = int(os.environ.get("BENCH_ROUNDS") or 3)
+            messages, elements = wide.compare(store.fresh(), rounds)
+        print(
+            f"| {kind} | {messages:.2f} | {elements:.2f} | {elements / messages:.1f}× |", flush=True
+        )
+
+
+PARTS = {
+    "race": race,
+    "closer": closer_look,
+    "rows": rows,
+    "explain": explain,
+    "ticks": ticks,
+    "maps": maps,
+}
 
 
 def main() -> None:

@@ -112,13 +112,17 @@ def job(journal: Journal, **options: Any) -> Graph:
 
 
 def wide(journal: Journal, **options: Any) -> Graph:
-    """A map whose elements take a moment each."""
+    """A map whose elements take a moment each, and up to a second while the file `slow` exists."""
     graph = Graph("wide", version="1")
     graph.input("numbers")
+    slow = journal.path.with_name("slow")
 
     def work(number: int, context: FlowContext) -> list[int]:
         journal.write("began", *AttemptRecord.from_context(context))
-        _NEVER.wait(random.uniform(0.0, 0.03))
+        for _ in range(50):
+            _NEVER.wait(random.uniform(0.0, 0.03))
+            if not slow.exists():
+                break
         return [number, context.attempt, context.fencing_token]
 
     graph.map("mapped", over="numbers", function=work, **options)

@@ -18,8 +18,8 @@ TIME_LIMIT = 120
 MOST_FILES = 40
 MOST_README_LINES = 90
 
-EXAMPLES = pages("README.md", "docs/**/*.md")
-EVERYTHING = pages("*.md", "docs/**/*.md", "bench/*.md")
+EXAMPLES = pages("README.md", "docs/**/*.md", "examples/*.md")
+EVERYTHING = pages("*.md", "docs/**/*.md", "bench/*.md", "examples/*.md")
 PYTHON = [
     block
     for page in EXAMPLES
@@ -199,7 +199,7 @@ def test_the_index_of_the_docs_links_to_every_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", pages("README.md", "docs/*.md", "docs/discussions/*.md"), ids=named
+    "page", pages("README.md", "docs/*.md", "docs/discussions/*.md", "examples/*.md"), ids=named
 )
 def test_prose_fits_in_100_columns(page: Page) -> None:
     """Not the output of programs in blocks, which is shown as it comes; nor rows of tables."""

@@ -417,11 +417,18 @@ class BackgroundStop:
 def stop_once_cancelled(
     clock: FakeClock, is_cancelled: Callable[[], bool], stop: Callable[[float], bool]
 ) -> bool | None:
-    """Stop with a deadline, and move time until `is_cancelled`, which has to be before the last
-    half second; the result of the stop.
+    """Stop with a deadline, and move time until `is_cancelled`; the result of the stop. Time stands
+    still after the cancel: however slow the machine is, the cancelled code has all the time it
+    takes.
+    """
+    return begin_stop_until(clock, is_cancelled, stop).wait()
 
-    Time moves once the stop has its deadline, and stands still after the cancel: however slow the
-    machine is, the cancelled code has all the time it takes.
+
+def begin_stop_until(
+    clock: FakeClock, is_cancelled: Callable[[], bool], stop: Callable[[float], bool]
+) -> BackgroundStop:
+    """Begin a stop with a deadline, and move time until `is_cancelled`, which has to be before the
+    last half second. Time moves once the stop has its deadline.
     """
     until = clock.monotonic() + 19.5
     with _first_reading(clock) as has_deadline:
@@ -429,7 +436,7 @@ def stop_once_cancelled(
         assert has_deadline.wait(STOP_TIMEOUT)
     for _ in range(2000):
         if is_cancelled():
-            return stopping.wait()
+            return stopping
         clock._wake_due(min(clock.monotonic() + 0.5, until))
         stopping.is_finished(within=0.005)
     raise AssertionError("the code was not cancelled")

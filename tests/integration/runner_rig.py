@@ -24,7 +24,6 @@ from longwatch.core.events.base import Events
 from longwatch.core.events.runner import AgentRunEnded, AgentRunStarted
 from longwatch.host.guardian_client import GuardianClient
 from longwatch.host.loop import EventLoopThread
-from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, NewMessage, new_id
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.runner.dispatch import Dispatcher
@@ -70,7 +69,7 @@ def sources_named(*names: str) -> list[SourceSpec]:
 
 class Queue:
     """The queues of the sources of one store: puts events there and looks at what becomes of
-    them.
+    them. The dispatcher alone sets their budgets.
     """
 
     def __init__(self, database: Database) -> None:
@@ -80,8 +79,7 @@ class Queue:
 
     def backend(self, source: str) -> SqlBackend:
         if source not in self._backends:
-            limits = MailboxLimits(max_failures=POLICY.max_attempts)
-            self._backends[source] = SqlBackend(self.database, f"runner/{source}", limits=limits)
+            self._backends[source] = SqlBackend(self.database, f"runner/{source}")
         return self._backends[source]
 
     def put(self, do: str, *, source: str = "alpha", age: float = 0.0, **fields: Any) -> str:

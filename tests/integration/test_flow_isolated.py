@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import isolated_nodes as functions
-from engine_rig import stop_once_cancelled
+from engine_rig import begin_stop_until
 from guardian_fixture import is_gone
 from leaks import no_descriptor_leaks
 from longwatch.core.backoff import BackoffPolicy
@@ -91,6 +91,12 @@ def pid_in(mark: Path) -> int:
 def is_file(descriptor: str) -> bool:
     """The store opens one for whoever reads at the same time."""
     return descriptor.startswith("/")
+
+
+def grace_ends(clock: FakeClock) -> list[float]:
+    """The ends of the graces of children that are being stopped."""
+    with clock._changed:
+        return [each.due for each in clock._parked if each.thread.name == "longwatch-isolated"]
 
 
 def ends_of(execution: Execution) -> list[str | None]:
@@ -353,13 +359,20 @@ def test_sigterm_from_somebody_else_kills_a_function_without_a_context(tmp_path:
 def test_a_worker_that_stops_ends_its_children_in_time_and_their_attempts_come_back_unspent(
     tmp_path: Path,
 ) -> None:
+    """A child that ignores SIGTERM is killed at the end of its grace, before the deadline. Time
+    stands still until the child has its grace.
+    """
     url, graph, clock = f"sqlite:///{tmp_path}/f.db", graph_of(functions.second_try), FakeClock()
     with Flow(url, [graph], clock=clock) as flow, flow.worker(concurrency=2) as worker:
         execution = flow.start("one", x=str(tmp_path))
         pid = pid_in(tmp_path / "tried")
-        assert stop_once_cancelled(
-            clock, lambda: is_gone(pid), lambda timeout: worker.shutdown(timeout=timeout)
+        stopping = begin_stop_until(
+            clock, lambda: grace_ends(clock) != [], lambda timeout: worker.shutdown(timeout=timeout)
         )
+        assert not is_gone(pid)
+        clock._wake_due(*grace_ends(clock))
+        assert stopping.wait()
+        assert is_gone(pid)
     with Flow(url, [graph]) as flow:
         execution = flow.execution(execution.id)
         with flow.worker(concurrency=2):

@@ -15,6 +15,7 @@ from flow_rig import (  # noqa: F401 - fixtures
     database_fixture,
     url_fixture,
 )
+from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Event, Events
 from longwatch.core.events.flow import SaveCallbackDropped, SaveCallbackFailed
 from longwatch.flow import Flow, Graph, GraphError, SavedValue, compute, input  # noqa: A004 - the contract's word
@@ -170,6 +171,21 @@ class TestCalls:
         assert [("squared", []), ("squared", [4, 9])] == [
             (each.node, each.value) for each in recorder.saved
         ]
+
+    def test_of_a_run_on_a_fake_clock_may_take_real_time(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recorder, wait = Recorder(blocks=True), SystemClock.wait
+
+        def release_and_wait(*arguments: Any) -> bool:
+            recorder.release.set()
+            return wait(*arguments)
+
+        with released(recorder), run_graph(doubling(recorder), database) as run:
+            run.start(number=4)
+            monkeypatch.setattr(SystemClock, "wait", release_and_wait)
+            run.run_ready()
+            assert ["doubled", "parity"] == [node for node, _, _ in recorder.values]
 
 
 class TestErrors:

@@ -387,6 +387,21 @@ class TestCheckGraph:
         with opened_store(kind, tmp_path) as store:
             check_graph(scrape(), lambda run: run.start(url="abc"), store=store)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_map_survives_a_crash_at_every_step(self, kind: str, tmp_path: Path) -> None:
+        graph = Graph("squares", version="1")
+        graph.input("numbers")
+        graph.map("squared", over="numbers", function=lambda number: number * number)
+
+        def scenario(run: GraphRun) -> Execution:
+            execution = run.start(numbers=[2, 3])
+            run.finish()
+            assert [4, 9] == execution.get("squared", wait=False)
+            return execution
+
+        with opened_store(kind, tmp_path) as store:
+            check_graph(graph, scenario, store=store)
+
     def test_code_that_takes_long_is_killed_at_its_renewals_as_well(self) -> None:
         runs: list[GraphRun] = []
         graph = Graph("long", version="1")

@@ -17,6 +17,10 @@ from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import SettleResult
+from longwatch.mailbox.records import NewMessage
+from longwatch.mailbox.sql import SqlBackend
+from longwatch.mailbox.sql_queue import SqlQueue
+from longwatch.store.database import Transaction
 from longwatch.store.postgres.database import PostgresDatabase
 from postgres_server import shared_server
 
@@ -74,6 +78,29 @@ def test_a_new_mailbox_can_be_sent_to_and_is_gone_with_a_rollback(
     assert [] == fresh.receive()
     fresh.send("later")
     assert ["later"] == bodies(fresh)
+
+
+def test_a_send_keeps_the_budgets_of_a_mailbox_that_is_made_meanwhile(
+    mailbox: Mailbox[Any], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker stores its budget after the sender has found no mailbox, and before it inserts
+    one.
+    """
+    database = mailbox.backend.database  # type: ignore[attr-defined]
+    sender = SqlBackend(database, "fresh", limits=MailboxLimits(max_failures=2))
+    worker = SqlBackend(database, "fresh", limits=MailboxLimits(max_failures=3))
+    find = sender._finder._find_in
+
+    def find_too_early(tx: Transaction) -> SqlQueue | None:
+        found = find(tx)
+        worker.queue()
+        return found
+
+    monkeypatch.setattr(sender._finder, "_find_in", find_too_early)
+    with psycopg.connect(url) as connection:
+        sender.put([NewMessage(id="one", body=b"1")], tx=connection)
+    assert 3 == SqlBackend(database, "fresh").queue().max_failures
+    assert 1 == worker.stats().ready
 
 
 def test_a_transaction_block_on_a_connection_in_autocommit_will_do(

@@ -250,3 +250,38 @@ def test_a_port_out_of_range_is_an_error_that_says_what_it_must_be(tmp_path: Pat
         'supervisor.metrics_port: must be a whole number from 1 to 65535 or "off", not 65536'
         in run.err.text.decode()
     )
+
+
+def test_a_change_in_a_worker_is_once_and_in_order_in_log_metrics_and_health(
+    tmp_path: Path,
+) -> None:
+    """A message fails, and later its worker stops: each is one record of the log of events, one
+    count, and health follows.
+    """
+    write_app(tmp_path)
+    with (
+        opened_mailbox(store_url(tmp_path)) as mailbox,
+        serving(
+            tmp_path,
+            {"web": SLEEPER},
+            env={"STORE": store_url(tmp_path)},
+            worker={"jobs": {"target": "app:group"}},
+        ) as run,
+    ):
+        run.wait_for_reply("/readyz", lambda reply: reply.status == 200)
+        mailbox.send({"id": "broken", "do": "fail"})
+        run.wait_for_reply("/metrics", lambda reply: 'nacked_total{loop="jobs"} 1.0' in reply.body)
+        run.request("stop", "jobs")
+        assert 1.0 == run.metric("longwatch_mailbox_nacked_total", loop="jobs")
+        assert 200 == run.get("/readyz").status  # it is not wanted any more
+        run.stop_cleanly()
+    names = ("loop_started", "worker_joined", "work_failed", "group_stopping", "loop_ended")
+    of_worker = [each for each in run.logged_events() if each.get("program") == "jobs"]
+    assert dict.fromkeys(names, 1) == {
+        name: sum(each["event"] == name for each in of_worker) for name in names
+    }
+    relayed = [each["event"] for each in of_worker if each["event"] in {*names} - {"worker_joined"}]
+    assert ["loop_started", "work_failed", "group_stopping", "loop_ended"] == relayed
+    [failure] = [each for each in of_worker if each["event"] == "work_failed"]
+    [started] = [each for each in of_worker if each["event"] == "program_started"]
+    assert (started["pid"], "RuntimeError: broken") == (failure["pid"], failure["error"])

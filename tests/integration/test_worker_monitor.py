@@ -29,7 +29,12 @@ from longwatch.core.end_cause import EndCause
 from longwatch.core.events.base import Events
 from longwatch.core.events.engine import ClaimSourceFailed, ClaimSourceRecovered
 from longwatch.core.events.programs import ProgramEnded, ProgramStarted
-from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed, WorkerStalled
+from longwatch.core.events.workers import (
+    WorkerEventsDropped,
+    WorkerJoined,
+    WorkerRowsReclaimed,
+    WorkerStalled,
+)
 from longwatch.core.health import Aspect, Health, HealthReason
 from longwatch.errors import StoreUnreachableError
 from longwatch.host.beatpage import BeatPage
@@ -106,8 +111,12 @@ class MonitorRig:
         self.events = Events(self.observer)
         self.stalled: list[tuple[int, str]] = []
         self.sources: dict[str, FakeSource] = {}
+        self.records: list[dict[str, object]] = []
         self.monitor = WorkerMonitor(
-            kill_worker=self._stop_stalled, clock=self.clock, events=self.events
+            kill_worker=self._stop_stalled,
+            clock=self.clock,
+            events=self.events,
+            on_records=self.records.extend,
         )
         self.events.subscribe(self.monitor.observe)
         self.address = folder / "line"
@@ -938,3 +947,28 @@ def test_it_beats_with_every_round(rig: MonitorRig) -> None:
     assert pytest.approx(0.9) == rig.monitor.heartbeat.elapsed()
     rig.clock.advance(0.2)
     assert rig.monitor.heartbeat.elapsed() < 1.0
+
+
+# --- events ---
+
+
+def test_events_of_workers_are_passed_on_with_their_program_also_the_last_ones(
+    rig: MonitorRig,
+) -> None:
+    def report(name: str, dropped: int = 0) -> None:
+        rig.report(pid, "events", lines=json.dumps({"event": name}) + "\n", dropped=dropped)
+
+    pid = 2_000_000_000
+    report("early")
+    rig.emit_started(pid, "jobs-1")
+    report("present", dropped=7)
+    assert eventually(lambda: len(rig.records) == 2)
+    rig.emit_ended(pid, "jobs-1")
+    report("last")
+    assert eventually(lambda: len(rig.records) == 3)
+    assert [("early", "jobs-1"), ("present", "jobs-1"), ("last", "jobs-1")] == [
+        (record["event"], record["program"]) for record in rig.records
+    ]
+    assert [WorkerEventsDropped(program="jobs-1", pid=pid, count=7)] == rig.observer.of(
+        WorkerEventsDropped
+    )

@@ -25,6 +25,7 @@ OBSERVERS = {
     ("testing/stepped_worker.py", "self._forward_event"): "passes on to the observer of a test",
     ("workers/parent.py", "self.monitor.observe"): "counts for the metrics",
     ("workers/worker_process.py", "log"): "writes the log",
+    ("workers/worker_process.py", "relay.log"): "the log of events of the parent",
 }
 """What may subscribe, by file and observer, and why that is no action."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from longwatch.host.writer_thread import WriterThread
 from longwatch.observe.event_log import (
     EventLog,
     LogSink,
+    Record,
     RecordFormat,
     dropped_lines_record,
     redirect_logging,
@@ -151,9 +152,10 @@ class Console:
                 level=log.level,
             )
         ]
+        self._event_file: LogSink | None = None
         if self._own_log is not None:
-            own = self._own_log.writer
-            sinks.append(LogSink(writer=own, format_record=to_json, level=Level.DEBUG))
+            self._event_file = LogSink(writer=self._own_log.writer, level=Level.DEBUG)
+            sinks.append(self._event_file)
         policy = OutputPolicy(max_bytes=log.max_bytes, keep=log.keep)
         if program and (output := self._program_log(program, policy)) is not None:
             sinks.append(LogSink(writer=output, format_record=to_json, level=log.level))
@@ -164,6 +166,16 @@ class Console:
         or `warnings`, until `close`.
         """
         self._restore_logging = redirect_logging(self.log, level=Level.WARNING)
+
+    def log_relayed(self, records: Iterable[Record]) -> None:
+        """Write records of events of worker processes to `logs/watchdog.log`. The console has them
+        as output of the workers. Neither blocks nor raises.
+        """
+        if self._event_file is None:
+            return
+        for record in records:
+            with suppress(ValueError):  # a number that JSON does not have
+                self._event_file.write(record)
 
     def passthrough_streams(self, name: str, log: LogFileSettings) -> Streams:
         """Streams of the only program: it inherits our stdin, and its output is passed on.

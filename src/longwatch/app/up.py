@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from longwatch.config.settings import RUNNER_PROGRAM, masked_settings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.errors import ConfigError, Fault, UsageError
+from longwatch.observe.event_log import Record
 from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.supervisor import Supervisor
@@ -223,12 +224,17 @@ class _ConfigFile:
                 log=log,
                 clock=SystemClock(),
                 events=self.events,
+                on_records=self._log_relayed,
                 counts_events=False,
             )
             if self.supervisor is not None:
                 self._worker_parent.attach(self.supervisor)
             self._worker_parent.start()
         return self._worker_parent.environment_for(uid)
+
+    def _log_relayed(self, records: Sequence[Record]) -> None:
+        if self._console is not None:
+            self._console.log_relayed(records)
 
     def attach(self, supervisor: Supervisor) -> None:
         """Connect the parent of workers and the registry with the supervisor, now or when they

@@ -75,7 +75,11 @@ class _WorkerCommand:
         self._clock = clock
         self._events = Events(console.log)
         self._worker_parent = WorkerParent(
-            state=options.state, log=options.log, clock=clock, events=self._events
+            state=options.state,
+            log=options.log,
+            clock=clock,
+            events=self._events,
+            on_records=console.log_relayed,
         )
 
     def run(self, environ: Mapping[str, str], undo: ExitStack, notices: Sequence[Event]) -> int:

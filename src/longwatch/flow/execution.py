@@ -448,9 +448,9 @@ class Execution:
         if failed_node is not None:
             record = state.nodes[failed_node]
             subject = "it" if failed_node == node else f"{failed_node!r}, which it waits for,"
+            count = "once" if record.spent_attempts == 1 else f"{record.spent_attempts} times"
             raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value: {subject} failed "
-                f"{'once' if record.spent_attempts == 1 else f'{record.spent_attempts} times'}: "
+                f"node {node!r} of {self.id} will get no value: {subject} failed {count}: "
                 f"{short_error(record.error or 'no error')}; `retry` tries it again"
             )
 

@@ -70,7 +70,7 @@ class Flow:
         self._listing = Listing(self.database, self.records, self.registry)
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
-        self.save_callbacks = SaveCallbacks(self.clock)
+        self.save_callbacks = SaveCallbacks()
         self.closed = False
         """Whether `close` has closed the store."""
         self._events = logged_events()

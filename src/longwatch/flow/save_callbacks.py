@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.clock import SystemClock
 from longwatch.core.deadline import Deadline
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
@@ -44,10 +44,13 @@ class _Call(NamedTuple):
 
 
 class SaveCallbacks:
-    """The queue of calls of one Flow. Thread-safe."""
+    """The queue of calls of one Flow. Thread-safe.
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    `flush` waits in real time: functions of users run in a real thread, under a fake clock too.
+    """
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
         self._reset()
         register_fork_hooks(self)
 

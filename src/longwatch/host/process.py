@@ -328,7 +328,8 @@ def _consume_exception(future: asyncio.Future[Any]) -> None:
 def reap_orphans(known: Collection[int]) -> int:
     """Reap every ended child of this process except those in `known`; return how many it reaped.
 
-    The owners of the `known` ones wait for them.
+    The owners of the `known` ones wait for them. It may miss one whose thread is ending; the next
+    call reaps that.
     """
     reaped = 0
     with suppress(ChildProcessError):

@@ -11,6 +11,14 @@ ON CONFLICT (name) DO UPDATE SET
     max_lost = coalesce(excluded.max_lost, longwatch_mailboxes.max_lost)
 RETURNING queue, max_failures, max_crashes, max_lost
 
+-- name: insert_queue
+-- Insert a mailbox, unless another transaction has inserted it meanwhile. Returns its queue number
+-- and budgets.
+INSERT INTO longwatch_mailboxes (name, max_failures, max_crashes, max_lost)
+VALUES (:name, :max_failures, :max_crashes, :max_lost)
+ON CONFLICT (name) DO NOTHING
+RETURNING queue, max_failures, max_crashes, max_lost
+
 -- name: find_queue
 -- The queue number and the budgets of a mailbox, if it exists.
 SELECT queue, max_failures, max_crashes, max_lost FROM longwatch_mailboxes WHERE name = :name

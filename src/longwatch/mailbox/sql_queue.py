@@ -62,7 +62,7 @@ class SqlQueueFinder:
         if the mailbox does not exist, because a write locks the row until the transaction ends.
         """
         queue = self._found.get((os.getpid(), self._database.generation))
-        return (queue or self._find_in(tx) or self._store(tx)).number
+        return (queue or self._find_in(tx) or self._insert(tx)).number
 
     def forget(self) -> None:
         """Forget the queue, so that the next call looks it up again."""
@@ -81,6 +81,14 @@ class SqlQueueFinder:
     def _find_in(self, tx: Transaction) -> SqlQueue | None:
         rows = tx.rows(self._sql["find_queue"], self._parameters)
         return SqlQueue(rows[0], self._limits) if rows else None
+
+    def _insert(self, tx: Transaction) -> SqlQueue:
+        """Insert the mailbox. The budgets of another transaction that has inserted it meanwhile
+        stay.
+        """
+        rows = tx.rows(self._sql["insert_queue"], self._parameters)
+        [row] = rows or tx.rows(self._sql["find_queue"], self._parameters)
+        return SqlQueue(row, self._limits)
 
     def _store(self, tx: Transaction) -> SqlQueue:
         [row] = tx.rows(self._sql["queue"], self._parameters)

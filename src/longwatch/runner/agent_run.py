@@ -112,6 +112,7 @@ class AgentRun:
 
         Calls `beat` about once a second meanwhile.
         """
+        self._started_at = self._host.clock.monotonic()
         try:
             return self._run_agent(beat)
         except SpawnError as error:

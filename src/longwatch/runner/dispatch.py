@@ -5,6 +5,7 @@ source and one for all. Each claimed event goes through these steps, in the thre
 
     found       the event is read by the id of its message
     expired     it has had no run and is too old: it is settled as `expired` and never runs
+    in flight   a stop, a kill and a cancel reach its run from here on; after a kill it is released
     admitted    the work breaker lets it start, or it is released
     begun       its run is written, if the claim still holds and no cancel of an earlier run is left
     run         the agent runs to its end (`agent_run.py`)
@@ -57,13 +58,13 @@ from longwatch.host.loop import EventLoopThread
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.host.writer_thread import WriterThread
-from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.many_mailboxes import ManyMailboxes
 from longwatch.mailbox.records import new_id
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.runner import run_end
 from longwatch.runner.agent_run import AgentRun, RunHost
 from longwatch.runner.alert_throttle import AlertThrottle
+from longwatch.runner.event_queue import mailbox_limits
 from longwatch.runner.policy import AgentSpec, RunnerPolicy, SourceSpec
 from longwatch.runner.run_end import EventOutcome, RunEnd, RunSettlement, RunStatus
 from longwatch.runner.run_retention import remove_old_runs
@@ -149,6 +150,8 @@ class Dispatcher(Service):
         )
         self._guardian_keeper = _GuardianKeeper(guardian)
         self._runs: dict[str, AgentRun] = {}
+        self._has_ended_runs = False
+        """Whether a stop has ended all runs, so that no other run begins."""
         self._lock = threading.Lock()
         self._run_ended = Wakeup()
         self._alerts = AlertThrottle("", alert_after=policy.alert_after_failures)
@@ -179,7 +182,7 @@ class Dispatcher(Service):
         )
 
     def in_flight(self) -> list[RunInfo]:
-        """The runs in progress in this process."""
+        """The runs in progress in this process, and those that are about to begin."""
         with self._lock:
             runs = list(self._runs.values())
         return [RunInfo(each.run.id, each.run.source, each.pid) for each in runs]
@@ -202,11 +205,12 @@ class Dispatcher(Service):
 
     def resume(self) -> None:
         """Claim events again after a drain."""
+        self._has_ended_runs = False
         self.engine.resume()
 
     def kill(self) -> None:
-        """Kill the runs in progress. Their events go back to the queue. Does not wait for the
-        end.
+        """Kill the runs in progress. Their events go back to the queue. During a drain no other
+        run begins. Does not wait for the end.
         """
         self._end_runs(grace=0.0)
 
@@ -220,7 +224,7 @@ class Dispatcher(Service):
     # --- the service ---
 
     def _start(self) -> None:
-        self.interrupted = 0
+        self.interrupted, self._has_ended_runs = 0, False
         self._stop_deadline = Deadline.never(self._clock)
         end_survivors(self.store, self._events)
         wakeup = Wakeup()
@@ -257,6 +261,7 @@ class Dispatcher(Service):
 
     def _end_runs(self, *, grace: float) -> None:
         with self._lock:
+            self._has_ended_runs = self.engine.draining
             runs = list(self._runs.values())
         for run in runs:
             run.cancel(run_end.SHUTDOWN, grace=grace)
@@ -268,9 +273,7 @@ class Dispatcher(Service):
 
     def _make_engine(self) -> Engine:
         policy = self._policy
-        limits = MailboxLimits(
-            max_failures=policy.max_attempts, dead_retention=policy.event_retention
-        )
+        limits = mailbox_limits(policy)
         mailboxes = ManyMailboxes(
             [
                 SqlBackend(self._database, source.mailbox, limits=limits)
@@ -347,37 +350,49 @@ class Dispatcher(Service):
     def _begin(self, claimed: ClaimedRow, event_id: str, event: QueuedEvent) -> AgentRun:
         """Write the run. Raises Release if it must not start now."""
         run_id = new_id()
-        run = NewRun(
+        new = NewRun(
             id=run_id,
             event=event_id,
             source=event.source,
             attempt=event.runs + 1,
             workspace=str(Workspace(self._host.agent.workspace, run_id).path),
         )
-        if not self._breaker.try_start(run_id):
-            raise Release(reason="the work breaker is open")
-        has_begun = False
+        run = AgentRun(new, event, self._sources.get(event.source), self._host)
+        self._add(run)
         try:
-            has_begun = self.store.begin(run, claimed.claim)
-        finally:
-            if not has_begun:
-                self._breaker.record(run_id, success=None)
-        if not has_begun:
+            self._write(new, claimed)
+        except BaseException:
+            self._breaker.record(run_id, success=None)  # so that another trial may start
+            self._remove(run)
+            raise
+        return run
+
+    def _write(self, run: NewRun, claimed: ClaimedRow) -> None:
+        if not self._breaker.try_start(run.id):
+            raise Release(reason="the work breaker is open")
+        if not self.store.begin(run, claimed.claim):
             raise Release(reason="the lease of the event is lost")
-        return AgentRun(run, event, self._sources.get(event.source), self._host)
+
+    def _add(self, run: AgentRun) -> None:
+        """Let `in_flight`, `cancel`, a stop and a kill see the run."""
+        with self._lock:
+            if self._has_ended_runs:
+                raise Release(reason="the runner is stopping")
+            self._runs[run.run.id] = run
+
+    def _remove(self, run: AgentRun) -> None:
+        with self._lock:
+            del self._runs[run.run.id]
+        self._run_ended.set()
 
     def _run_agent(self, run: AgentRun, context: RowContext) -> Settlement:
-        with self._lock:
-            self._runs[run.run.id] = run
         unsubscribe = context.cancel.on_cancel(lambda: self._interrupt(run, context))
         try:
             guardian_pid = self._guardian_keeper.ensure_running()
             end = run.execute(context.beat)
         finally:
             unsubscribe()
-            with self._lock:
-                del self._runs[run.run.id]
-            self._run_ended.set()
+            self._remove(run)
         if run.was_guardian_lost:
             self._guardian_keeper.report_lost(guardian_pid)
         self._breaker.record(run.run.id, success=end.is_success)

@@ -8,8 +8,9 @@ closed ──N failures in a row──► open ──cool-down over──► tri
 are claimed before they start, runs that began before the breaker opened, events, thread-safety.
 
 Invariants
-    1. While it is open, no run starts. Then one does, and no other until that one has ended.
-    2. Only the trial closes it, or opens it again. A run that began before it opened changes
+    1. While it is open, it admits no run. Then it admits one, and no other until that one has
+       ended. A run that it admitted before it opened may still start.
+    2. Only the trial closes it, or opens it again. A run that was admitted before it opened changes
        nothing then.
     3. A run that was cancelled says nothing about the agent: it counts as neither. A cancelled
        trial makes room for another one.

@@ -55,13 +55,16 @@ def _run_scenario(run: GraphRun, scenario: Scenario) -> Execution:
 
 
 def _collect_late_results(run: GraphRun) -> list[bool]:
-    """Make the killed workers settle their results while another worker runs the same attempt.
-    Return for each whether the store accepted it.
+    """Make the killed workers settle their results while another worker computes the same node, or
+    the same element of a map. Return for each whether the store accepted it.
     """
     counted: list[bool] = []
 
     def try_them(step: Step, node: str) -> None:
-        if step is Step.BEGUN and node in {crash.node for crash in run.crashes}:
+        begun = run.workers[-1].claimed
+        assert begun is not None
+        again = {(crash.node, crash.element) for crash in run.crashes}
+        if step is Step.BEGUN and (node, begun.item.element) in again:
             counted.extend(run.settle_late())
 
     run.on_step = try_them
@@ -90,9 +93,13 @@ def _check(run: GraphRun, execution: Execution, expected: set[str], late: list[b
 
 
 def _check_claims(title: str, run: GraphRun, attempts: list[Computation]) -> None:
-    """Assert that the worker with the claim settled every result that counts."""
+    """Assert that the worker with the claim settled every result that counts. A map has claims only
+    for its elements.
+    """
     counted = {claim for worker in run.workers for claim in worker.settled_claims}
-    successes = [each for each in attempts if each.state == AttemptState.SUCCESS]
+    maps = {node.name for node in run.graph.map_nodes}
+    claimed = [each for each in attempts if each.node not in maps or each.element is not None]
+    successes = [each for each in claimed if each.state == AttemptState.SUCCESS]
     nobodys = [
         each for each in successes if Claim(each.number, each.owner or 0, each.term) not in counted
     ]

@@ -221,7 +221,13 @@ class GraphRun:
         item = leased.item
         self.crashes.append(
             Crash(
-                planned.step, item.id, item.node, item.number, leased.claim, planned.on_other_host
+                planned.step,
+                item.id,
+                item.node,
+                item.number,
+                leased.claim,
+                planned.on_other_host,
+                item.element,
             )
         )
         self.workers[-1].die(on_other_host=planned.on_other_host)

@@ -58,7 +58,7 @@ class Step(StrEnum):
 
 class Crash(NamedTuple):
     """The death of a worker: after which step of which attempt. `on_other_host`: on a machine that
-    other workers cannot inspect.
+    other workers cannot inspect. `element`: the number of an element of a map in the store.
     """
 
     step: Step
@@ -67,6 +67,7 @@ class Crash(NamedTuple):
     attempt: int
     claim: Claim
     on_other_host: bool
+    element: int | None = None
 
 
 class KilledError(BaseException):

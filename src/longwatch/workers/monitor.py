@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -46,7 +46,12 @@ from typing import Any
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Event, Events
-from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed, WorkerStalled
+from longwatch.core.events.workers import (
+    WorkerEventsDropped,
+    WorkerJoined,
+    WorkerRowsReclaimed,
+    WorkerStalled,
+)
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.engine.claim_source import ClaimSource, emit_given_up
 from longwatch.errors import LongwatchError
@@ -55,6 +60,7 @@ from longwatch.host.parent_channel import PARENT_SOCKET_VARIABLE
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.observe.counters import MAX_ENDED, EventCounters, MergedSamples, MetricSample
+from longwatch.observe.event_log import Record
 from longwatch.supervisor.end_judge import EndJudge
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.program_listener import (
@@ -65,6 +71,7 @@ from longwatch.supervisor.program_listener import (
 )
 from longwatch.supervisor.restart_policy import EndFacts
 from longwatch.workers.channel import Handling, WorkerChannel
+from longwatch.workers.event_relay import relayed_records
 from longwatch.workers.lease_renewer import WorkerLeaseRenewer, open_claim_source
 from longwatch.workers.stack_dump import freeze, save_stacks
 from longwatch.workers.suspects import RunOnDemand, SuspectProcesses, SuspectReport
@@ -80,8 +87,12 @@ round to beat.
 """
 
 
-def _run_nothing(_: object) -> None:
-    """Does nothing: the default where no process can be started for suspects."""
+RecordsHandler = Callable[[Sequence[Record]], None]
+"""Handles records of events that workers have relayed, in their order. Never raises or blocks."""
+
+
+def _do_nothing(_: object) -> None:
+    """The default where no process can be started for suspects, or no log is kept."""
 
 
 class WorkerMonitor(Service, ProgramListener, EndJudge):
@@ -91,22 +102,24 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
     run processes for suspects. `on_worker_active` is called, from any thread, when a worker runs
     its loops and when an ended worker has left rows: in both cases the process has begun its work.
     The supervisor reports starts and ends as calls of `ProgramListener`. `observe` only counts
-    events for the metrics.
+    events for the metrics. `on_records` gets the records of the workers' events.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a monitor and what it calls, the last three optional
         self,
         *,
         kill_worker: Callable[[int, str], None],
         clock: Clock,
         events: Events,
         on_worker_active: Callable[[], None] = lambda: None,
-        run_on_demand: RunOnDemand = _run_nothing,
+        run_on_demand: RunOnDemand = _do_nothing,
+        on_records: RecordsHandler = _do_nothing,
     ) -> None:
         super().__init__(name="worker-monitor", clock=clock)
         self.heartbeat = Heartbeat(clock)
         self._kill_worker = kill_worker
         self._on_worker_active = on_worker_active
+        self._on_records = on_records
         self._events = events
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerRecord] = {}
@@ -308,9 +321,10 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
                 with suppress(Exception):  # it is handled even if nothing can be noted
                     worker.accept(message)
                 return partial(self._handle, worker, message)
-            ended = self._find_recently_ended(pid) if message["about"] == "state" else None
+            is_last_report = message["about"] in {"state", "events"}
+            ended = self._find_recently_ended(pid) if is_last_report else None
             if ended is not None:
-                return partial(self._merge_samples, ended, message)
+                return partial(self._handle, ended, message)
             self._early_messages = [*self._early_messages, message][-_MAX_EARLY_MESSAGES:]
             return None
 
@@ -332,8 +346,17 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
                 )
             case "state":
                 self._merge_samples(worker, message)
+            case "events":
+                self._handle_events(worker, message)
             case "suspects":
                 self._handle_suspects(worker, message)
+
+    def _handle_events(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
+        if dropped := int(message["dropped"]):
+            self._events.emit(
+                WorkerEventsDropped(program=worker.program, pid=worker.pid, count=dropped)
+            )
+        self._on_records(list(relayed_records(message, program=worker.program)))
 
     def _handle_suspects(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         place: Mapping[str, str] = message["source"]

@@ -19,7 +19,7 @@ from longwatch.host.service import Service
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.socket_directory import SocketDirectory
 from longwatch.supervisor.supervisor import Supervisor
-from longwatch.workers.monitor import WorkerMonitor
+from longwatch.workers.monitor import RecordsHandler, WorkerMonitor
 from longwatch.workers.preflight import LOG_FORMAT, LOG_LEVEL
 from longwatch.workers.suspects import Plans
 
@@ -27,6 +27,8 @@ from longwatch.workers.suspects import Plans
 class WorkerParent(Service):
     """Monitors the workers of one supervisor. Their crash files are below `state`. Without
     `counts_events` the metrics of its monitor contain only those of the workers.
+
+    `on_records` gets the records of the workers' events.
 
     Call `attach` after the plans were made, which need `environment_for`, and before the supervisor
     starts them.
@@ -39,6 +41,7 @@ class WorkerParent(Service):
         log: LogSettings,
         clock: Clock,
         events: Events,
+        on_records: RecordsHandler = lambda _records: None,
         on_worker_active: Callable[[], None] = lambda: None,
         counts_events: bool = True,
     ) -> None:
@@ -49,6 +52,7 @@ class WorkerParent(Service):
             events=events,
             on_worker_active=on_worker_active,
             run_on_demand=self._run_on_demand,
+            on_records=on_records,
         )
         self._supervisor: Supervisor | None = None
         self._incarnation = Incarnation.current()

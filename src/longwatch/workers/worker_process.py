@@ -29,6 +29,7 @@ from longwatch.observe.event_log import EventLog, LogSink, redirect_logging
 from longwatch.observe.log_format import to_json, to_pretty
 from longwatch.observe.metrics import Metrics
 from longwatch.runtime.group import LoopGroup
+from longwatch.workers.event_relay import EventRelay
 from longwatch.workers.import_path import load_group
 from longwatch.workers.preflight import GROUP_INFO_PREFIX, LOG_FORMAT, LOG_LEVEL
 
@@ -105,20 +106,28 @@ def _run(group: LoopGroup, parent: ParentChannel | None, *, runs_suspects: bool)
     form = to_pretty if os.environ.get(LOG_FORMAT) == "pretty" else to_json
     level = Level(os.environ.get(LOG_LEVEL, Level.INFO.value))
     log = EventLog([LogSink(writer=outlet, format_record=form, level=level)], clock=SystemClock())
+    relay = None if parent is None else EventRelay(parent, clock=SystemClock())
+
+    def close_outputs() -> None:
+        outlet.close(_CLOSE_TIMEOUT)
+        if relay is not None:
+            relay.close(_CLOSE_TIMEOUT)
+
     restore = redirect_logging(log, level=level)
     try:
         if group.uses_default_events:
-            group.events = Events(log)
-        else:
-            group.events.subscribe(log)
+            group.events = Events()
+        group.events.subscribe(log)
+        if relay is not None:
+            group.events.subscribe(relay.log)
         if parent is not None:
             group.set_parent(parent, runs_suspects=runs_suspects)
             group.metrics = group.metrics if isinstance(group.metrics, Metrics) else Metrics()
-        group.before_exit = lambda: outlet.close(_CLOSE_TIMEOUT)
+        group.before_exit = close_outputs
         group.run(wait_time_seconds=_poll_wait(group))
     finally:
         restore()
-        outlet.close(_CLOSE_TIMEOUT)
+        close_outputs()
     return 0
 
 

@@ -54,3 +54,14 @@ class WorkerRowsReclaimed(Event):
     program: str
     pid: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEventsDropped(Event):
+    """Events of a worker process are missing in the log of events: this process was too slow."""
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    program: str
+    pid: int
+    count: int
