@@ -17,7 +17,16 @@ from flow_rig import (  # noqa: F401 - fixtures
 )
 from flow_singleton_process import ids, shared_graph, start_processes
 from longwatch.errors import GraphError, UsageError
-from longwatch.flow import Flow, Graph, compute, input  # noqa: A004 - the contract's word
+from longwatch.flow import (
+    Flow,
+    Graph,
+    and_,
+    compute,
+    input,  # noqa: A004 - the contract's word
+    not_,
+    or_,
+    when,
+)
 from longwatch.store.database import Database
 
 AT_ONCE = 10
@@ -76,6 +85,57 @@ class TestAChangedGraph:
             graph_of(pages(), titles()),
         ):
             use(database, graph)
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (["a", "b", "c"], ["c", "a", "b"]),
+            (["a", "b"], ["b", "a", "b"]),
+            (["a", "b", "c"], ["c", and_("b", "a")]),
+            (or_("a", and_("b", "c")), or_(and_("c", "b"), "a")),
+            (or_("a", "b", "c"), or_(or_("c"), or_("b", "a"))),
+            (not_(or_("a", "b")), not_(or_("b", "a"))),
+            (when("a", bool), [and_(when("a", bool))]),
+            (or_("a", "b"), [and_(or_("b", "a"))]),
+            (["a", or_(or_("b", "c"))], [or_("c", "b"), "a"]),
+            (when("a", lambda a: a), when("a", lambda a: a > 1)),
+        ],
+    )
+    def test_may_write_the_same_gate_in_another_way(
+        self, database: Database, before: Any, after: Any
+    ) -> None:
+        for gate in (before, after):
+            use(database, graph_of(*map(input, "abc"), pages(gate)))
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (["a", "b"], or_("a", "b")),
+            (["a", "b", "c"], ["a", or_(or_("b", "c"))]),
+            (or_("a", "b", "c"), or_("a", and_(and_("b", "c")))),
+            (["a", or_("b", "c")], or_(and_("a", "b"), "c")),
+            (not_("a"), "a"),
+            (and_(not_("a"), "b"), not_(and_("a", "b"))),
+            (when("a", bool), "a"),
+            (when("a", bool, text="is on"), when("a", bool, text="is off")),
+        ],
+    )
+    def test_may_not_have_another_gate(self, database: Database, before: Any, after: Any) -> None:
+        use(database, graph_of(*map(input, "abc"), pages(before)))
+        with pytest.raises(GraphError, match="node 'pages' was `"):
+            use(database, graph_of(*map(input, "abc"), pages(after)))
+
+    @pytest.mark.parametrize("damaged", ["", "[]", '{"url": 1}', '{"url": "inp'])
+    def test_is_refused_with_a_cure_if_the_stored_one_is_damaged(
+        self, database: Database, damaged: str
+    ) -> None:
+        worker = ManualWorker(database)
+        use(database, graph_of(pages()))
+        worker.write("UPDATE longwatch_graphs SET nodes = :nodes", nodes=damaged)
+        with pytest.raises(GraphError, match=r"damaged definition of graph 'scrape' .* delete it"):
+            use(database, graph_of(pages()))
+        worker.write("DELETE FROM longwatch_graphs")
+        use(database, graph_of(pages()))
 
     def test_may_have_other_options(self, database: Database) -> None:
         use(database, scrape_graph())

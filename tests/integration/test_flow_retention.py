@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,8 +15,8 @@ from flow_rig import (  # noqa: F401 - fixtures
     on_postgres,
     url_fixture,
 )
-from longwatch.errors import GraphError, UnknownGraphError, UsageError
-from longwatch.flow import Execution, Graph, compute, input  # noqa: A004 - the contract's word
+from longwatch.errors import GraphError, UnknownExecutionError, UnknownGraphError, UsageError
+from longwatch.flow import Execution, Flow, Graph, compute, input  # noqa: A004 - the contract's word
 from longwatch.flow import retention as module
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.execution_state import ExecutionStatus
@@ -260,6 +262,71 @@ class TestBatches:
         assert 1 == removing.remove("scrape", age=DAY, on_batch=change)
         assert {second.id} == ids(worker)
         assert first.id not in ids(worker)
+
+
+class TestRemoved:
+    @pytest.mark.parametrize(
+        "act",
+        [
+            lambda execution: execution.history(),
+            lambda execution: execution.computations(),
+            lambda execution: execution.values(),
+            lambda execution: execution.metadata,
+            lambda execution: execution.set(url="b"),
+            lambda execution: execution.get("pages", timeout=1),
+        ],
+    )
+    def test_an_execution_says_that_it_does_not_exist_any_more(
+        self, worker: ManualWorker, act: Callable[[Execution], object]
+    ) -> None:
+        [execution] = finished(worker)
+        worker.database.jump.wall += 1.0
+        assert 1 == worker.flow.prune(older_than=0)
+        with pytest.raises(UnknownExecutionError, match="does not exist any more"):
+            act(execution)
+
+    def test_its_key_starts_another_one(self, worker: ManualWorker) -> None:
+        keyed = worker.flow.start("scrape", url="a", idempotency_key="k")
+        shared = worker.flow.find_or_start("scrape", url="a")
+        worker.run_all()
+        worker.database.jump.wall += 1.0
+        assert 2 == worker.flow.prune(older_than=0)
+        again = worker.flow.start("scrape", url="b", idempotency_key="k")
+        assert keyed.id != again.id == worker.flow.start("scrape", idempotency_key="k").id
+        assert shared.id != worker.flow.find_or_start("scrape", url="b").id
+
+    def test_several_processes_remove_each_once_and_none_that_changed(
+        self, worker: ManualWorker, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a user changes meanwhile is either removed before the change, or stays."""
+        monkeypatch.setattr(module, "FIRST_BATCH", 3)
+        monkeypatch.setattr(module, "LARGEST_BATCH", 5)
+        made = finished(worker, 60)
+        worker.write("UPDATE longwatch_executions SET settled_at = settled_at - 10 * 86400")
+
+        def change() -> set[str]:
+            changed = set()
+            with Flow(url, [scrape()]) as flow:
+                for each in made[::2]:
+                    with suppress(UnknownExecutionError):
+                        flow.execution(each.id).set(url="changed")
+                        changed.add(each.id)
+            return changed
+
+        def prune() -> int:
+            with Flow(url, [scrape()]) as flow:
+                return flow.prune(older_than=DAY)
+
+        changing = BackgroundCall(change)
+        pruning = [BackgroundCall(prune) for _ in range(3)]
+        assert len(made) == sum(each.wait() for each in pruning) + len(changing.wait())
+        assert changing.wait() == ids(worker)
+        orphans = " UNION ALL ".join(
+            f"SELECT execution FROM {table} WHERE execution NOT IN "
+            "(SELECT execution FROM longwatch_executions)"
+            for table in TABLES[1:]
+        )
+        assert [] == worker.rows(orphans)
 
 
 class TestPrune:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from flow_rig import ManualWorker, database_fixture, url_fixture  # noqa: F401 - fixtures
-from longwatch.errors import SerializationError, UsageError
-from longwatch.flow import Execution, Graph, compute, input, metadata, value  # noqa: A004 - the contract's word
+from longwatch.errors import (
+    SerializationError,
+    UnknownExecutionError,
+    UnknownGraphError,
+    UsageError,
+)
+from longwatch.flow import Execution, Flow, Graph, compute, input, metadata, value  # noqa: A004 - the contract's word
 from longwatch.flow import indexing as indexing_module
 from longwatch.flow import search as search_module
 from longwatch.flow.indexing import NodeIndexes
@@ -323,6 +328,16 @@ class TestConditions:
         assert [] == listed("1") + listed(False) + listed("x") + listed("a")
         assert [] == listed("a", "team' OR 1=1 --") + listed("x", "$.deep.team")
 
+    def test_zero_bytes_in_metadata_disturb_no_search(self, worker: ManualWorker) -> None:
+        """Those of one execution neither fail the searches for others, nor cut a text or a key."""
+        hostile: dict[str, Any] = {"team\0": "a", "other": "a\0b", "list": ["\0"], "\\u0000": 1}
+        found = worker.flow.start("people", metadata={"team": "a", "slash": "\\u0000", **hostile})
+        worker.flow.start("people", metadata={"team\0": "a", "other": "x\\\0", "team": "b"})
+        for key, operand in (("team", "a"), ("slash", "\\u0000"), ("\\u0000", 1)):
+            page = worker.flow.executions("people", where=metadata(key) == operand)
+            assert [found.id] == [each.id for each in page]
+        assert 0 == worker.flow.count("people", where=metadata("other") == "a")
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -343,6 +358,12 @@ class TestRefusals:
             (lambda: {"sort": "age; --"}, "sort must be"),
             (lambda: {"sort": "agee"}, "did you mean age"),
             (lambda: {"limit": 0}, "limit must be"),
+            (lambda: {"status": "done"}, "no condition 'status'; did you mean state"),
+            (lambda: {"where": 5}, "takes one condition or a list"),
+            (lambda: {"state": 5}, "takes one condition or a list"),
+            (lambda: {"version": 1}, "version must be printable text, not 1"),
+            (lambda: {"before": "x"}, "before= takes the number of an execution"),
+            (lambda: {"before": 2**70}, "before= takes the number of an execution"),
             (lambda: {"created_after": datetime(2026, 1, 1)}, "with a time zone"),  # noqa: DTZ001 - it is refused
             (lambda: {"updated_before": "today"}, "with a time zone"),
         ],
@@ -352,6 +373,44 @@ class TestRefusals:
     ) -> None:
         with pytest.raises(UsageError, match=match):
             worker.flow.executions("people", **search())
+
+    def test_an_unknown_graph_is_refused_with_a_suggestion(self, worker: ManualWorker) -> None:
+        """A misspelt name is an error, not an empty list."""
+        without_code = Flow(worker.database)
+        assert 0 == worker.flow.count("people") == without_code.count("people")
+        for flow in (worker.flow, without_code):
+            calls: list[Callable[[Any], Any]] = [flow.executions, flow.count]
+            for call in calls:
+                with pytest.raises(UnknownGraphError, match="did you mean people"):
+                    call("poeple")
+                for name in (5, "\0", "\ud800"):
+                    with pytest.raises(UsageError, match="graph must be printable text"):
+                        call(name)
+
+    def test_an_unknown_node_is_refused_without_the_code_of_the_graph(
+        self, worker: ManualWorker
+    ) -> None:
+        start(worker, "a")
+        without_code = Flow(worker.database)
+        Flow(worker.database, [Graph("o", version="1", nodes=[input("city")])]).start("o", city="a")
+        assert 1 == without_code.count(where=value("city") == "a")
+        assert 1 == without_code.count("people", where=value("country") == "a")
+        assert 1 == worker.flow.count(where=value("city") == "a")
+        for flow in (worker.flow, without_code):
+            with pytest.raises(UsageError, match="no node 'contry'; did you mean country"):
+                flow.count(where=value("contry") == "a")
+        with pytest.raises(UsageError, match="graph 'people' has no node 'city'"):
+            without_code.executions("people", where=value("city") == "a")
+        with pytest.raises(UsageError, match="the store has no node 'zip'"):
+            without_code.executions(sort="zip")
+        for damage in ("UPDATE longwatch_graphs SET nodes = '5'", "DELETE FROM longwatch_graphs"):
+            worker.write(damage)
+            assert 0 == without_code.count(where=value("contry") == "a")
+
+    @pytest.mark.parametrize("identity", ["nope", "\0", "\ud800", 5, None])
+    def test_an_unknown_execution_is_refused(self, worker: ManualWorker, identity: Any) -> None:
+        with pytest.raises(UnknownExecutionError, match="there is no execution"):
+            worker.flow.execution(identity)
 
     def test_what_is_not_json_is_refused(self) -> None:
         for operand in (float("nan"), "\ud800"):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
 
 from flow_rig import ManualWorker, database_fixture, url_fixture  # noqa: F401 - fixtures
 from longwatch.cli.main import main
-from longwatch.flow import Graph, compute, input  # noqa: A004 - the contract's word
+from longwatch.flow import Flow, Graph, compute, input, retention  # noqa: A004 - the contract's word
+from longwatch.flow.retention import Retention
 from longwatch.store.database import Database
 
 
 def double(age: float) -> float:
     return age * 2
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def people() -> Graph:
@@ -37,6 +43,7 @@ class Shell:
         with pytest.raises(SystemExit) as ended:
             main(["flow", *words, "--store", self._url])
         out, err = self._capsys.readouterr()
+        self.err = err
         assert code == ended.value.code, err
         return out if code == 0 else err
 
@@ -113,8 +120,17 @@ class TestLs:
         assert [failed, done] == shell.listed("--sort", "age", "--limit", "2")
         assert "the first 2; more with --limit" in shell.output("ls", "--sort=age", "--limit=2")
         assert "the newest 2; more with --limit" in shell.output("ls", "--limit", "2")
-        assert shell.output("ls", "--state", "done", "--graph", "none").startswith(
-            "no matching executions of graph 'none' in "
+        assert shell.output("ls", "--state", "archived", "--graph", "people").startswith(
+            "no matching executions of graph 'people' in "
+        )
+        assert "no graph '' in the store; it has people" in shell.output(
+            "ls", "--graph", "", code=2
+        )
+        assert "has no node 'agee'; did you mean age?" in shell.output(
+            "ls", "--where", "agee>5", code=2
+        )
+        assert "no graph 'poeple' in the store; did you mean people?" in shell.output(
+            "ls", "--graph", "poeple", code=2
         )
 
     def test_archived_executions_are_listed_when_asked_for(
@@ -177,6 +193,53 @@ class TestPrune:
         assert "1 execution removed\n" == shell.output(*words, "--yes")
         assert [young, waiting] == shell.listed()
         assert "0 executions removed\n" == shell.output(*words)
+
+    def test_an_interrupt_says_how_many_are_removed(
+        self, worker: ManualWorker, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only a terminal shows the progress."""
+        start(worker, age=1)
+        start(worker, age=2)
+        compute_all(worker)
+        monkeypatch.setattr(retention, "FIRST_BATCH", 1)
+        monkeypatch.setattr(Retention, "_let_others_write", interrupt)
+        words = "prune", "--older-than", "0", "--yes"
+        worker.database.jump.wall += 1.0
+        assert (
+            "longwatch: 1 execution removed so far; run it again to go on\nlongwatch: interrupted\n"
+            == shell.output(*words, code=130)
+        )
+        monkeypatch.undo()
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        assert "1 execution removed\n" == shell.output(*words)
+        assert "\r1 of 1 executions removed" in shell.err
+
+    def test_it_asks_before_it_removes_those_of_several_graphs(
+        self, worker: ManualWorker, shell: Shell
+    ) -> None:
+        Flow(worker.database, [Graph("other", version="1", nodes=[input("n")])]).start("other", n=1)
+        words = "prune", "--older-than", "0"
+        worker.database.jump.wall += 1.0
+        assert "Remove 1 execution of all graphs for good?" in shell.output(*words, code=2)
+        named = shell.output(*words, "--graph", "other", code=2)
+        assert "Remove 1 execution for good?" in named
+
+    def test_an_empty_store_is_not_that_of_the_environment(
+        self,
+        worker: ManualWorker,
+        url: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """A script whose variable is not set removes nothing."""
+        start(worker, age=1)
+        compute_all(worker)
+        worker.database.jump.wall += 1.0
+        monkeypatch.setenv("LONGWATCH_STORE", url)
+        with pytest.raises(SystemExit) as ended:
+            main(["flow", "prune", "--older-than", "0", "--yes", "--store", ""])
+        assert (2, 1) == (ended.value.code, worker.flow.count())
+        assert "--store is empty; give the URL of a store" in capsys.readouterr().err
 
     def test_it_refuses_unfinished_states_and_unknown_graphs(
         self, worker: ManualWorker, shell: Shell

@@ -468,7 +468,7 @@ def test_an_explanation_says_when_a_tick_fires(running: Run) -> None:
         assert expected == execution.explain().describe("tick")
         run.advance(DAY + MINUTE)
         found = execution.explain().describe("again")
-        assert "again is settled, last due at " in found
+        assert "again is up to date, last due at " in found
         assert found.endswith(", in 23 h 59 min")
         run.clock.jump_wall(2 * DAY)
         assert "fires as soon as a worker is free, was due at " in str(execution.explain())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from longwatch.flow import Graph, compute, input, not_, or_, when  # noqa: A004 - the contract's word
+from longwatch.flow import Graph, and_, compute, input, not_, or_, when  # noqa: A004 - the contract's word
 from longwatch.flow.attempt import AttemptEndCause
 from longwatch.flow.explanation import Explanation, explain
 from test_flow_propagation import FakeExecution, even, graph_of, total
@@ -179,6 +179,24 @@ class TestComputed:
         assert "c is not computed: the execution was cancelled" == line(execution, "c")
 
 
+@pytest.mark.parametrize(
+    ("is_archived", "ended"), [(True, "is archived"), (False, "was cancelled")]
+)
+def test_an_outdated_node_of_an_ended_execution_waits_for_nothing(
+    *, is_archived: bool, ended: str
+) -> None:
+    execution = graph_of("a", b="a", c="b")
+    execution.set(a=1)
+    execution.run_all()
+    execution.set(a=2)
+    state = execution.load()
+    state.archived, state.cancelled = is_archived, not is_archived
+    state.open_attempts.clear()
+    [facts] = [each for each in explain(execution.graph, state).nodes if each.node == "c"]
+    assert "stale" == facts.state
+    assert f"out of date and not computed: the execution {ended}" == facts.text
+
+
 def test_the_tree_shows_every_condition_met_and_unmet() -> None:
     nodes: list[Any] = [
         input("a"),
@@ -198,6 +216,52 @@ c: waiting for input `b` or even of `a` to be true
          ✗ b is not set
          ✗ even of a is false"""
     assert expected == str(explain(execution.graph, execution.load()))
+
+
+@pytest.mark.parametrize(
+    ("gate", "lines"),
+    [
+        (["a"], ["✓ a is set"]),
+        ([or_("b")], ["✗ b is not set"]),
+        (not_("a"), ["✗ a is set"]),
+        (not_("b"), ["✓ b is not set"]),
+        (not_(not_("b")), ["✗ b is not set"]),
+        (not_(when("a", even)), ["✓ even of a is false"]),
+        (not_(and_("a", "b")), ["✓ not all of", "   ✓ a is set", "   ✗ b is not set"]),
+        (not_(or_("a", "b")), ["✗ none of", "   ✓ a is set", "   ✗ b is not set"]),
+        (["a", not_("b")], ["✓ all of", "   ✓ a is set", "   ✓ b is not set"]),
+        (not_(not_(or_("a", "b"))), ["✓ any of", "   ✓ a is set", "   ✗ b is not set"]),
+    ],
+)
+def test_the_tree_says_conditions_in_plain_words(gate: Any, lines: list[str]) -> None:
+    """A mark means that the line holds or not: `not` never stands above what it negates."""
+    execution = graph_of("a", "b", c=(gate, total))
+    execution.set(a=1)
+    tree = str(explained(execution)).splitlines()
+    assert [f"   {each}" for each in lines] == tree[-len(lines) :]
+    assert tree[-len(lines) - 1].startswith("c: ")
+
+
+def test_the_tree_says_how_the_execution_ended_and_what_continues_it() -> None:
+    execution = graph_of("a", b="a")
+    execution.set(a=1)
+    state = execution.load()
+    state.archived = True
+    archived = "execution e, archived; `longwatch flow unarchive` continues it"
+    assert archived == str(explain(execution.graph, state)).splitlines()[0]
+    execution.cancelled = True
+    execution.change()
+    assert str(explained(execution)).startswith("execution e, cancelled for good; start another")
+
+
+def test_the_tree_names_the_command_that_tries_again() -> None:
+    execution = graph_of("a", b="a", c="a")
+    execution.set(a=1)
+    execution.fail("b", AttemptEndCause.PERMANENT)
+    again = "try again: longwatch flow retry MODULE:FLOW e "
+    assert f"{again}b" == str(explained(execution)).splitlines()[-1]
+    execution.fail("c", AttemptEndCause.PERMANENT)
+    assert f"{again}NODE" == str(explained(execution)).splitlines()[-1]
 
 
 @pytest.mark.parametrize("is_met", [True, False])

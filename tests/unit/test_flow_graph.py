@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -290,3 +293,23 @@ class TestAsking:
             match="node 'pages' of graph 'scrape' is computed; set what it comes after: url",
         ):
             made.require_input("pages")
+
+
+def test_the_definition_of_a_node_is_the_same_in_every_process() -> None:
+    """A set in `after=` has another order in each process: a restart is no change of the graph."""
+    code = (
+        "from longwatch.flow import compute, when\n"
+        "after = {'url', 'depth', 'pages', when('final', lambda final: final)}\n"
+        "print(compute('titles', after, lambda **_: 1).definition)"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in "123"
+    }
+    assert {"compute after depth and pages and the test(final) and url\n"} == found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from longwatch.core.error_text import json_reason
 from longwatch.core.masking import mask_text
@@ -22,7 +22,9 @@ from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
 from longwatch.flow.history import HistoryEntry, read_history
 from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.search import Search
 from longwatch.flow.statistics import stored_graphs
+from longwatch.store.database import Transaction
 from longwatch.store.migrations import schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sqlite.file import require_usable_path
@@ -32,6 +34,8 @@ from longwatch.workers.import_path import (
     require_flow,
     user_code_errors,
 )
+
+FoundT = TypeVar("FoundT")
 
 _JSON_STARTS = '{["-0123456789'
 _PYTHON_LITERALS = frozenset({"True", "False", "None", "NaN", "nan", "Infinity", "inf"})
@@ -112,16 +116,22 @@ def masked_url(flow: Flow) -> str:
 def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
     """Read everything stored of an execution. Raises UnknownExecutionError for an unknown id."""
     number, _ = _find_execution(flow, execution_id)
-    [summary] = flow.executions(limit=1, before=number + 1, include_archived=True)
-    attempts = flow.database.read(
-        lambda tx: tx.rows(flow.records.sql["attempts_of_execution"], {"execution": number})
-    )
-    metadata = flow.database.read(lambda tx: read_metadata(tx, flow.records, number))
+    found = flow.database.read(lambda tx: _read_view(tx, flow, number))
+    return _require_found(flow, found, execution_id)
+
+
+def _read_view(tx: Transaction, flow: Flow, number: int) -> ExecutionView | None:
+    """Read an execution in one transaction; None if it was removed."""
+    loaded = flow.records.load(tx, [number], for_update=False)
+    summaries = Search(flow.database.dialect).summaries(tx, [number])
+    if number not in loaded or number not in summaries:
+        return None
+    attempts = tx.rows(flow.records.sql["attempts_of_execution"], {"execution": number})
     return ExecutionView(
-        summary,
-        _load_state(flow, number, execution_id),
+        ExecutionSummary.from_row(summaries[number]),
+        loaded[number],
         [Computation.from_row(row) for row in attempts],
-        metadata or {},
+        read_metadata(tx, flow.records, number) or {},
     )
 
 
@@ -181,11 +191,15 @@ def _find_execution(flow: Flow, execution_id: str) -> tuple[int, GraphId]:
 
 def _load_state(flow: Flow, number: int, execution_id: str) -> ExecutionState:
     loaded = flow.database.read(lambda tx: flow.records.load(tx, [number], for_update=False))
-    if number not in loaded:
+    return _require_found(flow, loaded.get(number), execution_id)
+
+
+def _require_found(flow: Flow, found: FoundT | None, execution_id: str) -> FoundT:
+    if found is None:
         raise UnknownExecutionError(
             f"there is no execution {execution_id!r} any more in {masked_url(flow)}"
         )
-    return loaded[number]
+    return found
 
 
 # --- values ---

@@ -96,7 +96,7 @@ def explanation_json(explanation: Explanation) -> JsonObject:
         }
         for each in explanation.nodes
     ]
-    return {"execution": explanation.execution, "nodes": nodes}
+    return {"execution": explanation.execution, "ended": explanation.ended, "nodes": nodes}
 
 
 def graph_json(graph: Graph, execution: str | None, picture: str) -> JsonObject:

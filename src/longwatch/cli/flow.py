@@ -423,6 +423,8 @@ def _open_to_read(named: str | None, store: str | None) -> AbstractContextManage
     """Open a flow, or a store without the code of its graphs."""
     from longwatch.app.flows import existing_flow, existing_flow_store  # noqa: PLC0415 - help must not wait for what only commands need
 
+    if store is not None and not store.strip():
+        raise UsageError("--store is empty; give the URL of a store, or leave --store out")
     if named and store:
         raise UsageError("a flow has its own store; name the flow or give --store, not both")
     target = named or ("" if store else os.environ.get(FLOW_VARIABLE, ""))

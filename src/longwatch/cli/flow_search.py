@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from longwatch.cli.options import Json, Yes, valid_text
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
+    from longwatch.flow.flow import Flow
     from longwatch.flow.search_filters import Filter
 
 _NEWEST_FIRST = "-created"
@@ -98,9 +100,8 @@ def list_executions(  # noqa: PLR0913 - one argument an option
     conditions: dict[str, Any] = {"where": filters, "state": state, "include_archived": archived}
     _, opening = open_by_words("ls", flow, "", store)
     with opening as opened:
-        found = opened.executions(
-            graph or only_graph(opened), sort=sort, limit=limit + 1, **conditions
-        )
+        searched = only_graph(opened) if graph is None else graph
+        found = opened.executions(searched, sort=sort, limit=limit + 1, **conditions)
         place = masked_url(opened)
     page = found[:limit]
     none = "no matching executions" if filters or state else "no executions"
@@ -139,13 +140,17 @@ def prune(  # noqa: PLR0913 - one argument an option
     Removes those that are done, failed, cancelled or archived, with their values
     and attempts, in short transactions. A STATE is one of these words.
     """
+    from longwatch.app.flows import only_graph  # noqa: PLC0415 - help must not wait for it
+
     _, opening = open_by_words("prune", flow, "", store)
     with opening as opened:
         chosen: dict[str, Any] = {"older_than": older_than, "graph": graph, "states": state}
         count = opened.prune(**chosen, dry_run=True)
         if count and not dry_run:
-            output.confirm(f"Remove {output.pluralize(count, 'execution')} for good?", yes=yes)
-            count = opened.prune(**chosen)
+            of_all = " of all graphs" if graph is None and only_graph(opened) is None else ""
+            question = f"Remove {output.pluralize(count, 'execution')}{of_all} for good?"
+            output.confirm(question, yes=yes)
+            count = _remove(opened, chosen, count)
     done = "would be removed" if dry_run else "removed"
     output.print_result(
         f"{output.pluralize(count, 'execution')} {done}",
@@ -158,6 +163,32 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands to those of `longwatch flow`."""
     app.command("ls")(list_executions)
     app.command()(prune)
+
+
+def _remove(flow: Flow, chosen: Mapping[str, Any], expected: int) -> int:
+    """Remove executions, and show how many on a terminal. An interrupt says how many are gone."""
+    removed = 0
+
+    def show(count: int) -> None:
+        nonlocal removed
+        removed += count
+        if is_shown:
+            typer.echo(f"\r{removed} of {expected} executions removed", nl=False, err=True)
+
+    def end_progress() -> None:
+        if is_shown:
+            typer.echo("\r\x1b[K", nl=False, err=True)
+
+    is_shown = sys.stderr is not None and sys.stderr.isatty()
+    try:
+        return flow.prune(**chosen, on_progress=show)
+    except KeyboardInterrupt:
+        end_progress()
+        done = output.pluralize(removed, "execution")
+        typer.echo(f"longwatch: {done} removed so far; run it again to go on", err=True)
+        raise
+    finally:
+        end_progress()
 
 
 # --- arguments ---

@@ -43,7 +43,7 @@ def stats(
 
     name, opening = open_by_words("stats", graph, "GRAPH", store)
     with opening as flow:
-        names = [name] if name else graph_names(flow)
+        names = graph_names(flow) if name is None else [name]
         found = [flow.statistics(each) for each in names]
         where = masked_url(flow)
     lines = [line for each in found for line in _graph_lines(each)]

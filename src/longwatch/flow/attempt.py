@@ -9,6 +9,7 @@ from longwatch.store.blame import DEFAULT_BUDGET
 
 ENDED = 3
 """The `lease_state` of an ended attempt; the lower values are those of every claimable row."""
+DELAYED = 1
 LEASED = 2
 MAP_OPEN = -1
 """The `lease_state` of the open attempt of a map: no claim takes it."""

@@ -153,7 +153,7 @@ class Execution:
     def computations(self) -> list[Computation]:
         """All attempts, the oldest first."""
         query = self._flow.records.sql["attempts_of_execution"]
-        rows = self._flow.database.read(lambda tx: tx.rows(query, {"execution": self._number}))
+        rows = self._read(lambda tx: tx.rows(query, {"execution": self._number}))
         return [Computation.from_row(row) for row in rows]
 
     def history(self, node: str | None = None, *, limit: int = 100) -> list[HistoryEntry]:
@@ -164,9 +164,7 @@ class Execution:
         if node is not None:
             self._definition.node(node)
         records, number = self._flow.records, self._number
-        return self._flow.database.read(
-            lambda tx: read_history(tx, records, number, node=node, limit=limit)
-        )
+        return self._read(lambda tx: read_history(tx, records, number, node=node, limit=limit))
 
     def explain(self) -> Explanation:
         """Explain for every node what state it is in and what it waits for."""
@@ -353,6 +351,15 @@ class Execution:
 
     def _require_loaded(self, loaded: LoadedExecutions) -> ExecutionState:
         return self._require_exists(loaded.get(self._number))
+
+    def _read(self, work: Callable[[Transaction], T]) -> T:
+        """Read rows of the execution, which has to exist."""
+        records, number = self._flow.records, self._number
+
+        def read(tx: Transaction) -> T | None:
+            return work(tx) if read_metadata(tx, records, number) is not None else None
+
+        return self._require_exists(self._flow.database.read(read))
 
     def _require_exists(self, found: T | None) -> T:
         if found is None:

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from longwatch.flow.attempt import LEASED, MAP_OPEN, Attempt
+from longwatch.flow.attempt import DELAYED, LEASED, MAP_OPEN, Attempt
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
 from longwatch.flow.graph import Graph
@@ -47,6 +47,8 @@ class Explanation:
 
     execution: str
     nodes: tuple[NodeExplanation, ...]
+    ended: str = ""
+    """How the whole execution was ended, and what continues it; empty if it goes on."""
 
     def describe(self, node: str) -> str:
         """One sentence about one node."""
@@ -126,7 +128,13 @@ def explain(
     computed = [
         _explain_map(_explain_computed(node, facts), maps or {}) for node in graph.computed_nodes
     ]
-    return Explanation(state.id, (*inputs, *computed))
+    return Explanation(state.id, (*inputs, *computed), _ended_text(state))
+
+
+def _ended_text(state: ExecutionState) -> str:
+    if state.archived:
+        return "archived; `longwatch flow unarchive` continues it"
+    return "cancelled for good; start another one" if state.cancelled else ""
 
 
 def _explain_map(facts: NodeExplanation, maps: Mapping[str, MapProgress]) -> NodeExplanation:
@@ -182,11 +190,17 @@ def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
         label, text = explain_tick(node, state, status, now=facts.now) or (label, text)
     if node.kind is NodeKind.ARCHIVE and status is NodeStatus.FRESH:
         text = f"met: it archived the execution at revision {state.revision_of(node.name)}"
-    if state.has_ended and label not in {"fresh", "stale"}:
-        label, error = "archived" if state.archived else "cancelled", None
-        text = f"not computed: the execution {'is' if state.archived else 'was'} {label}"
+    if state.has_ended and label != "fresh":
+        (label, text), error = _explain_ended(label, state), None
     shown = gate if node.gate.nodes else None
     return NodeExplanation(node.name, label, text, shown, error)
+
+
+def _explain_ended(label: str, state: ExecutionState) -> tuple[str, str]:
+    """The state and the text of a node of an execution that was cancelled or archived."""
+    end = "archived" if state.archived else "cancelled"
+    text = f"not computed: the execution {'is' if state.archived else 'was'} {end}"
+    return (label, f"out of date and {text}") if label == "stale" else (end, text)
 
 
 # --- gates ---
@@ -274,6 +288,8 @@ def _explain_open(node: Node, state: ExecutionState) -> tuple[str, str, str | No
         return "running", "being computed", error
     if attempt.lease_state == LEASED:
         return "running", f"being computed, {number}", error
+    if attempt.lease_state == DELAYED:
+        return "waiting", f"waiting for the time of its next try, {number}", error
     return "waiting", f"waiting for a worker, {number}", error
 
 
@@ -301,22 +317,54 @@ _INDENT = "   "
 
 
 def _tree_lines(explanation: Explanation) -> Iterator[str]:
-    yield f"execution {explanation.execution}"
-    has_error = False
+    ended = f", {explanation.ended}" if explanation.ended else ""
+    yield f"execution {explanation.execution}{ended}"
     for facts in explanation.nodes:
         yield f"{facts.node}: {facts.text}"
         if facts.error:
-            has_error = True
             yield f"{_INDENT}last error: {short_error(facts.error)}"
         if facts.gate is not None:
             yield from _gate_lines(facts.gate, depth=1)
-    if has_error:
-        yield (f"errors in full: longwatch flow show MODULE:FLOW {explanation.execution} --errors")
+    yield from _command_lines(explanation)
+
+
+def _command_lines(explanation: Explanation) -> Iterator[str]:
+    """The commands that help with errors and with nodes that were given up."""
+    target = f"MODULE:FLOW {explanation.execution}"
+    if any(facts.error for facts in explanation.nodes):
+        yield f"errors in full: longwatch flow show {target} --errors"
+    failed = [facts.node for facts in explanation.nodes if facts.state == "failed"]
+    if failed:
+        node = failed[0] if len(failed) == 1 else "NODE"
+        yield f"try again: longwatch flow retry {target} {node}"
 
 
 def _gate_lines(result: GateResult, *, depth: int) -> Iterator[str]:
+    result = _plain(result)
     yield f"{_INDENT * depth}{_MARKS[result.met]} {result.text}"
     if result.error:
         yield f"{_INDENT * (depth + 1)}error: {short_error(result.error)}"
     for part in result.parts:
         yield from _gate_lines(part, depth=depth + 1)
+
+
+def _plain(result: GateResult) -> GateResult:
+    """A condition in plain words: a group of one is that one, and a negated condition says how it
+    is, met or not: "✗ stop is set" if it has to be unset.
+    """
+    if len(result.parts) != 1:
+        return result
+    part = _plain(result.parts[0])
+    if result.text != NOT_TEXT:
+        return part
+    if part.parts and part.text in _NEGATIONS:
+        return part._replace(met=result.met, text=_NEGATIONS[part.text])
+    return result._replace(parts=(part,)) if part.parts else part._replace(met=result.met)
+
+
+_NEGATIONS = {
+    "all of": "not all of",
+    "any of": "none of",
+    "not all of": "all of",
+    "none of": "any of",
+}

@@ -67,7 +67,7 @@ class Flow:
         self.clock = clock or SystemClock()
         self.records = Records(self.database.dialect)
         self.registry = Registry(self.database, self.records, graphs, clock=self.clock)
-        self._listing = Listing(self.database, self.registry)
+        self._listing = Listing(self.database, self.records, self.registry)
         self.local_workers = LocalWorkers()
         self.waiters = Waiters()
         self.save_callbacks = SaveCallbacks()
@@ -136,7 +136,7 @@ class Flow:
 
         Raises UnknownExecutionError, and UnknownGraphError if this Flow does not have its graph.
         """
-        rows = self.database.read(
+        rows = _is_printable(execution_id) and self.database.read(
             lambda tx: tx.rows(self.records.sql["execution_by_id"], {"id": execution_id})
         )
         if not rows:
@@ -164,7 +164,8 @@ class Flow:
         their state is asked for. `sort` is `created`, `updated` or the name of a node, with `-` in
         front for the largest first. Sorted by a node, executions in which it has no value, or a
         list or an object, are left out. For the next page pass the `cursor` of the last execution
-        as `after`. `before` leaves out executions with this `number` and above.
+        as `after`. `before` leaves out executions with this `number` and above. Raises
+        UnknownGraphError as `statistics` does, and UsageError for anything else that is wrong.
         """
         return self._listing.page(
             graph, conditions, sort=sort, limit=limit, before=before, after=after
@@ -375,6 +376,10 @@ def _open_store(store: Any, *, auto_migrate: bool) -> Database:
             f"{suggest_url(store, SQL_SCHEMES)}"
         )
     return database
+
+
+def _is_printable(text: Any) -> bool:
+    return isinstance(text, str) and text.isprintable()
 
 
 def _validate_key(key: Any) -> str | None:

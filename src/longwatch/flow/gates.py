@@ -236,6 +236,40 @@ def gate_text(gate: Gate) -> str:
     return ", ".join(gate.nodes)
 
 
+def normal_gate_text(gate: Gate) -> str:
+    """A gate as text in which the order and the repetition of its conditions do not matter. It is
+    the same in every process, also if `after=` is a set.
+    """
+    match gate := _without_wrapper(gate):
+        case Not(part):
+            return f"not {_normal_inner(part)}"
+        case AllOf() | AnyOf():
+            parts = sorted({_normal_inner(part) for part in _flat_parts(gate)})
+            return (" and " if isinstance(gate, AllOf) else " or ").join(parts)
+    return gate_text(gate)
+
+
+def _without_wrapper(gate: Gate) -> Gate:
+    """The only condition of a gate that has one."""
+    while isinstance(gate, AllOf | AnyOf) and len(gate.parts) == 1:
+        [gate] = gate.parts
+    return gate
+
+
+def _flat_parts(gate: AllOf | AnyOf) -> Iterator[Gate]:
+    """The conditions of a gate; those of a gate of the same kind inside it are its own."""
+    for part in map(_without_wrapper, gate.parts):
+        if isinstance(part, AllOf | AnyOf) and type(part) is type(gate):
+            yield from _flat_parts(part)
+        else:
+            yield part
+
+
+def _normal_inner(gate: Gate) -> str:
+    text, inner = normal_gate_text(gate), _without_wrapper(gate)
+    return f"({text})" if isinstance(inner, AllOf | AnyOf) else text
+
+
 def _inner(gate: Gate) -> str:
     """A gate inside another one, in parentheses where they are needed."""
     several = isinstance(gate, AllOf | AnyOf) and len(gate.parts) > 1

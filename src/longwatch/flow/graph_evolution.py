@@ -25,9 +25,18 @@ Definitions = Mapping[str, str]
 
 
 def load_definitions(tx: Transaction, records: Records, graph_id: GraphId) -> Definitions:
-    """The stored definitions of a graph; empty for a graph that the store does not know."""
+    """The stored definitions of a graph; empty for a graph that the store does not know. Raises
+    GraphError if the row of the graph is damaged.
+    """
     rows = tx.rows(records.sql["graph_definitions"], graph_id._asdict())
-    return msgspec.json.decode(rows[0][0], type=dict[str, str]) if rows else {}
+    try:
+        return msgspec.json.decode(rows[0][0], type=dict[str, str]) if rows else {}
+    except msgspec.DecodeError as error:
+        raise GraphError(
+            f"the store has a damaged definition of graph {graph_id.graph!r} version "
+            f"{graph_id.version!r} ({error}); restore its row of longwatch_graphs, or delete it: "
+            f"the next process that registers the graph writes it again"
+        ) from None
 
 
 def save_definitions(tx: Transaction, records: Records, graph: Graph, graph_id: GraphId) -> None:

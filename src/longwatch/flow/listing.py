@@ -7,22 +7,28 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict
 
+from longwatch.core.suggest import did_you_mean
+from longwatch.errors import UsageError
 from longwatch.flow.execution_summary import ExecutionSummary
 from longwatch.flow.graph import Graph
 from longwatch.flow.indexing import NodeIndexes
+from longwatch.flow.records import Records
 from longwatch.flow.registry import Registry
 from longwatch.flow.search import (
     Query,
     Search,
+    validate_before,
     validate_cursor,
     validate_filters,
     validate_limit,
     validate_node,
     validate_sort,
     validate_states,
+    validate_text,
     validate_time,
 )
 from longwatch.flow.search_filters import Filter
+from longwatch.flow.statistics import require_stored
 from longwatch.store.database import Database, Transaction
 
 _TIMES = {
@@ -51,8 +57,9 @@ class Conditions(TypedDict, total=False):
 class Listing:
     """Lists executions of one store. Thread-safe."""
 
-    def __init__(self, database: Database, registry: Registry) -> None:
+    def __init__(self, database: Database, records: Records, registry: Registry) -> None:
         self._database = database
+        self._records = records
         self._registry = registry
         self._search = Search(database.dialect)
         self._indexes = NodeIndexes(database)
@@ -75,11 +82,12 @@ class Listing:
             self._query(graph, conditions),
             sort=order,
             limit=validate_limit(limit),
-            before=before,
+            before=validate_before(before),
             after=validate_cursor(after, order),
         )
 
         def read(tx: Transaction) -> list[ExecutionSummary]:
+            self._require_known(tx, query)
             found = self._search.find(tx, query, self._indexed(tx, query))
             rows = self._search.summaries(tx, [each.number for each in found])
             return [
@@ -92,12 +100,17 @@ class Listing:
     def count(self, graph: str | None, conditions: Conditions) -> int:
         """How many executions match."""
         query = self._query(graph, conditions)
-        return self._database.read(
-            lambda tx: self._search.count(tx, query, self._indexed(tx, query))
-        )
+
+        def read(tx: Transaction) -> int:
+            self._require_known(tx, query)
+            return self._search.count(tx, query, self._indexed(tx, query))
+
+        return self._database.read(read)
 
     def _query(self, graph: str | None, conditions: Conditions) -> Query:
-        version = conditions.get("version")
+        _require_known_names(conditions)
+        validate_text("graph", graph)
+        version = validate_text("version", conditions.get("version"))
         given: dict[str, Any] = {name: conditions.get(name) for name in _TIMES}
         return Query(
             graph=graph,
@@ -114,6 +127,17 @@ class Listing:
             ),
         )
 
+    def _require_known(self, tx: Transaction, query: Query) -> None:
+        """Raise UnknownGraphError for a graph that neither this Flow nor the store has, and
+        UsageError for a node that none of their graphs has.
+        """
+        graphs = self._registry.graphs.values()
+        if query.graph is not None and all(each.name != query.graph for each in graphs):
+            require_stored(tx, self._records, query.graph)
+        known = {node for each in graphs if query.graph in {None, each.name} for node in each.nodes}
+        if query.nodes - known:
+            self._search.require_stored_nodes(tx, query)
+
     def _known_graphs(self, graph: str | None, version: str | None) -> list[Graph]:
         """The graphs of this Flow that a search is about."""
         return [
@@ -127,3 +151,12 @@ class Listing:
         if query.graph is None or not (query.filters or query.sort.node):
             return frozenset()
         return self._indexes.complete(tx, query.graph)
+
+
+def _require_known_names(conditions: Conditions) -> None:
+    """Raise UsageError for a condition that does not exist: ignored, it would match more."""
+    for name in conditions:
+        if name not in Conditions.__annotations__:
+            known = sorted(Conditions.__annotations__)
+            hint = did_you_mean(name, known, default=f"conditions are {', '.join(known)}")
+            raise UsageError(f"a search has no condition {name!r}; {hint}")

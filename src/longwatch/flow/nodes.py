@@ -11,7 +11,7 @@ from typing import Any
 
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError
-from longwatch.flow.gates import AllOf, Gate, GateLike, gate_text, to_gate
+from longwatch.flow.gates import AllOf, Gate, GateLike, gate_text, normal_gate_text, to_gate
 from longwatch.flow.node_options import Isolation, NodeOptions, validate_options
 from longwatch.flow.schedules import Schedule
 
@@ -58,7 +58,7 @@ class Node:
     def definition(self) -> str:
         """What may not change in a version of the graph, as text."""
         kind = f"{self.kind} over {self.over}" if self.over else str(self.kind)
-        return f"{kind} after {gate_text(self.gate)}" if self.gate.nodes else kind
+        return f"{kind} after {normal_gate_text(self.gate)}" if self.gate.nodes else kind
 
     @property
     def relation(self) -> str:

@@ -162,8 +162,8 @@ def validate_finished(states: Sequence[Any] | None) -> tuple[ExecutionStatus, ..
     if states is None:
         return FINISHED
     known = {state.name.lower(): state for state in FINISHED}
-    for name in (states := [states] if isinstance(states, str) else states):
-        if name not in known:
+    for name in (states := [states] if not isinstance(states, list | tuple) else states):
+        if not isinstance(name, str) or name not in known:
             raise UsageError(
                 f"only finished executions are removed: states are {', '.join(known)}, not {name!r}"
             )

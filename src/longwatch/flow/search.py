@@ -41,6 +41,7 @@ from longwatch.store.named_sql import fill_query, load_queries
 PROBE_SIZE = 5000
 """Executions that one condition may name so that they are tested and sorted one by one."""
 MAX_LIMIT = 1_000_000
+_MAX_NUMBER = 2**62
 RUNNING, WAITING, ACTIVE = "running", "waiting", "active"
 STATES = (
     RUNNING,
@@ -83,6 +84,12 @@ class Query:
     before: int | None = None
     after: tuple[Any, int] | None = None
     """The sort key and the number of the last execution of the page before."""
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes whose values the search reads."""
+        nodes = {each.node for each in self.filters if isinstance(each, ValueFilter)}
+        return nodes if self.sort.node is None else nodes | {self.sort.node}
 
     @property
     def statuses(self) -> list[ExecutionStatus]:
@@ -167,6 +174,22 @@ class Search:
         """The rows of executions, by their numbers."""
         rows = tx.rows(self._parts["summaries"], {"numbers": self._array(numbers)})
         return {row[7]: row for row in rows}
+
+    def require_stored_nodes(self, tx: Transaction, query: Query) -> None:
+        """Raise UsageError for a node that no stored graph of the search has. Accepts every name
+        if the store has no definition of one of them.
+        """
+        rows = tx.rows(self._parts["stored_definitions"], {"graph": query.graph or ""})
+        if not rows or any(definition is None for *_, definition in rows):
+            return
+        try:
+            known = {node for *_, definition in rows for node in msgspec.json.decode(definition)}
+        except (msgspec.DecodeError, TypeError):  # a damaged row; registering its graph names it
+            return
+        for node in query.nodes - known:
+            where = "the store" if query.graph is None else f"graph {query.graph!r}"
+            hint = did_you_mean(node, known, default=f"it has {', '.join(sorted(known))}")
+            raise UsageError(f"{where} has no node {node!r}; {hint}")
 
     # --- putting a statement together ---
 
@@ -354,7 +377,7 @@ def validate_sort(sort: Any) -> Sort:
 
 def validate_states(state: str | Iterable[str] | None) -> frozenset[str]:
     """The states of a search: one word or several. Raises UsageError, which suggests a word."""
-    words = [] if state is None else [state] if isinstance(state, str) else list(state)
+    words = [] if state is None else [state] if isinstance(state, str) else _listed("state", state)
     for word in words:
         if word not in STATES:
             hint = did_you_mean(str(word), STATES, default=f"states are {', '.join(STATES)}")
@@ -366,13 +389,20 @@ def validate_filters(where: Any, graphs: Sequence[Graph]) -> tuple[Filter, ...]:
     """The filters of a search. Raises UsageError for anything else, and for a node that none of
     these graphs has; without graphs, every name is accepted.
     """
-    filters = (where,) if isinstance(where, ValueFilter | MetadataFilter) else tuple(where)
+    is_one = isinstance(where, ValueFilter | MetadataFilter)
+    filters = (where,) if is_one else tuple(_listed("where", where))
     for each in filters:
         if not isinstance(each, ValueFilter | MetadataFilter):
             raise UsageError(f"where= takes filters such as value('country') == 'CH', not {each!r}")
         if isinstance(each, ValueFilter):
             validate_node(each.node, graphs)
     return filters
+
+
+def _listed(name: str, given: Any) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{name}= takes one condition or a list of them, not {given!r}")
+    return list(given)
 
 
 def validate_node(node: str, graphs: Sequence[Graph]) -> None:
@@ -398,6 +428,19 @@ def validate_limit(limit: Any) -> int:
     return int(limit)
 
 
+def validate_before(before: Any) -> int | None:
+    if before is not None and not is_positive_int(before, maximum=_MAX_NUMBER):
+        raise UsageError(f"before= takes the number of an execution, not {before!r}")
+    return None if before is None else int(before)
+
+
+def validate_text(name: str, given: Any) -> str | None:
+    """The name or the version of a graph, which is printable text. Raises UsageError."""
+    if given is not None and not (isinstance(given, str) and given.isprintable()):
+        raise UsageError(f"{name} must be printable text, not {given!r}")
+    return given
+
+
 def validate_cursor(after: Any, sort: Sort) -> tuple[Any, int] | None:
     """The sort key and the number in a cursor. Raises UsageError for a text that is no cursor of a
     search with this order.
@@ -412,6 +455,6 @@ def validate_cursor(after: Any, sort: Sort) -> tuple[Any, int] | None:
             f"after= takes the cursor of an execution from a search with the same sort=, not "
             f"{after!r}"
         ) from None
-    if "\0" in str(key) or not 0 <= number < 2**62:
+    if "\0" in str(key) or not 0 <= number <= _MAX_NUMBER:
         raise UsageError(f"{after!r} is no cursor")
     return key, number

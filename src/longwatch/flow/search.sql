@@ -48,3 +48,8 @@ SELECT e.execution FROM longwatch_executions AS e WHERE e.graph = :graph AND e.v
 -- name: is_running
 -- Whether a worker computes a node of the execution.
 EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2)
+
+-- name: stored_definitions
+-- The definitions of the nodes of all graphs, or of one; null for a graph from before the store had them.
+SELECT DISTINCT q.graph, q.version, g.nodes FROM longwatch_graph_queues AS q
+LEFT JOIN longwatch_graphs AS g ON g.graph = q.graph AND g.version = q.version WHERE q.graph = :graph OR :graph = ''

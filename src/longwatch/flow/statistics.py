@@ -125,7 +125,7 @@ def require_stored(tx: Transaction, records: Records, name: str) -> None:
     """Raise UnknownGraphError, which suggests a name, if the store does not know this graph."""
     known = stored_graphs(tx, records)
     if name not in known:
-        hint = did_you_mean(name, known, default=f"it has {', '.join(known) or 'none'}")
+        hint = did_you_mean(str(name), known, default=f"it has {', '.join(known) or 'none'}")
         raise UnknownGraphError(f"there is no graph {name!r} in the store; {hint}")
 
 

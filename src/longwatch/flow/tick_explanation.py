@@ -8,7 +8,7 @@ from longwatch.core.duration import format_duration
 from longwatch.flow.attempt import LEASED, Attempt
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.node_status import NodeStatus
-from longwatch.flow.nodes import Node
+from longwatch.flow.nodes import Node, NodeKind
 from longwatch.flow.ticks import last_due
 
 
@@ -25,7 +25,8 @@ def explain_tick(
         return "ended", f"ended: its schedule returned no further time{_last_text(node, state)}"
     if status is NodeStatus.FRESH:
         plan = "" if attempt is None else f"; {_plan_text(attempt, now)}"
-        return "fresh", f"settled{_last_text(node, state)}{plan}"
+        word = "done" if node.kind is NodeKind.TICK_ONCE else "up to date"
+        return "fresh", f"{word}{_last_text(node, state)}{plan}"
     if (
         status is NodeStatus.ATTEMPT_OPEN
         and attempt is not None
