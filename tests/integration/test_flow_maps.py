@@ -118,6 +118,17 @@ class TestARefusedList:
         worker.run_all()
         assert [2] == execution.get("doubled", wait=False)
 
+    def test_is_explained_by_its_error_and_not_by_the_elements_of_the_list_before_it(
+        self, worker: ManualWorker
+    ) -> None:
+        execution = worker.flow.start("doubling", pages=["a", "b"])
+        worker.run_all()
+        execution.set(pages=7)
+        explained = str(execution.explain())
+        assert "given up after 0 attempts" not in explained
+        assert "elements" not in explained
+        assert "needs a list in 'pages', not a number" in explained
+
     def test_of_more_than_100_000_elements_fails_the_node_for_good(
         self, worker: ManualWorker
     ) -> None:

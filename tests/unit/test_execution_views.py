@@ -13,6 +13,7 @@ class FailedAttempt(NamedTuple):
     end_cause: str = "raised"
     error: str | None = "ValueError: no"
     traceback: str | None = 'Traceback …\n  File "app.py", line 3\nValueError: no'
+    element: int | None = None
 
 
 def test_the_error_of_an_attempt_is_followed_by_the_lines_of_its_traceback() -> None:
@@ -26,3 +27,10 @@ def test_the_error_of_an_attempt_is_followed_by_the_lines_of_its_traceback() -> 
         "",
         "page, attempt 1, raised: ValueError: no",
     ] == error_lines(attempts)
+
+
+def test_the_attempt_of_an_element_has_the_index_of_the_element() -> None:
+    attempts: Any = [FailedAttempt(element=3), FailedAttempt(element=-1)]
+    assert ["page[3]", "page[removed]"] == [
+        line.partition(",")[0] for line in error_lines(attempts) if line.startswith("page")
+    ]

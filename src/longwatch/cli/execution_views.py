@@ -66,6 +66,7 @@ def attempt_json(attempt: Computation) -> JsonObject:
     }
     fields = {
         "node": attempt.node,
+        "element": attempt.element,
         "attempt": attempt.attempt,
         "state": attempt.state,
         "end_cause": attempt.end_cause,
@@ -171,7 +172,7 @@ def error_lines(attempts: Iterable[Computation]) -> list[str]:
             first, *others = each.error.split("\n")
             lines += [
                 "",
-                f"{each.node}, attempt {each.attempt}, {each.end_cause}: {first}",
+                f"{_place(each)}, attempt {each.attempt}, {each.end_cause}: {first}",
                 *others,
             ]
             lines += (_traceback(each) or "").splitlines()
@@ -241,7 +242,7 @@ def _attempt_row(attempt: Computation, now: float) -> tuple[object, ...]:
     began = attempt.started_at
     since = attempt.ended_at or began or attempt.created_at
     return (
-        attempt.node,
+        _place(attempt),
         attempt.attempt,
         _state(attempt),
         attempt.end_cause,
@@ -250,6 +251,15 @@ def _attempt_row(attempt: Computation, now: float) -> tuple[object, ...]:
         _time_left(attempt.heartbeat_in) if attempt.state == "computing" else "",
         _last_line(attempt.error),
     )
+
+
+def _place(attempt: Computation) -> str:
+    """The node of an attempt; of a map also the index of the element, if it is still in the
+    list.
+    """
+    if attempt.element is None:
+        return attempt.node
+    return f"{attempt.node}[{attempt.element if attempt.element >= 0 else 'removed'}]"
 
 
 def _state(attempt: Computation) -> str:

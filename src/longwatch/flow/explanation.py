@@ -138,12 +138,14 @@ def _ended_text(state: ExecutionState) -> str:
 
 
 def _explain_map(facts: NodeExplanation, maps: Mapping[str, MapProgress]) -> NodeExplanation:
-    """Add how far a map is, while it runs and after it has failed."""
+    """Add how far a map is, while it runs and after elements have failed."""
     progress = maps.get(facts.node)
-    if progress is None or facts.state not in {"running", "failed"} or not progress.elements:
+    if progress is None or not progress.elements:
         return facts
     if facts.state == "running":
         return replace(facts, text=f"being computed, {progress}")
+    if facts.state != "failed" or not progress.failed:
+        return facts
     return replace(
         facts, text=f"given up, {progress}; retry computes the failed ones, or change its inputs"
     )
