@@ -5,7 +5,7 @@ results of schedule functions.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -269,6 +269,20 @@ def test_any_other_result_fails_for_good_with_the_cure(bad: Any) -> None:
 def test_a_datetime_without_a_time_zone_fails_for_good_with_the_cure() -> None:
     with pytest.raises(PermanentError, match="has no time zone; return an aware datetime"):
         to_answer("tick", datetime(2026, 3, 2))  # noqa: DTZ001 - the point of the test
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        datetime.max.replace(tzinfo=UTC),
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=12))),
+    ],
+)
+def test_a_datetime_that_utc_cannot_show_fails_for_good_with_the_cure(bad: datetime) -> None:
+    """Explanations show it in UTC."""
+    with pytest.raises(PermanentError, match="outside the years 1 to 9999 in UTC; return"):
+        to_answer("tick", bad)
 
 
 def test_a_schedule_is_shown_in_words() -> None:

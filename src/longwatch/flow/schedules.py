@@ -180,7 +180,7 @@ def to_answer(node: str, result: Any) -> ScheduleAnswer:
                 f"the time {result} of tick {node!r} has no time zone; return an aware datetime, "
                 f"such as datetime.now(UTC) + timedelta(hours=1)"
             )
-        return ScheduleAnswer(at=result.timestamp())
+        return ScheduleAnswer(at=_to_wall_time(node, result))
     seconds = result.total_seconds() if isinstance(result, timedelta) else result
     if not is_finite_number(seconds) or abs(seconds) > _MAX_SECONDS:
         raise PermanentError(
@@ -188,6 +188,18 @@ def to_answer(node: str, result: Any) -> ScheduleAnswer:
             f"seconds of up to 100 years, or None for never"
         )
     return ScheduleAnswer(after=float(seconds))
+
+
+def _to_wall_time(node: str, moment: datetime) -> float:
+    """An aware datetime as wall time that UTC can show. Raises PermanentError."""
+    try:
+        datetime.fromtimestamp(moment.timestamp(), UTC)
+    except (ValueError, OverflowError, OSError):
+        raise PermanentError(
+            f"the time {moment} of tick {node!r} is outside the years 1 to 9999 in UTC; return an "
+            f"earlier or a later one, or None for never"
+        ) from None
+    return moment.timestamp()
 
 
 def encode_answer(answer: ScheduleAnswer) -> bytes:
