@@ -13,6 +13,7 @@ from flow_rig import (  # noqa: F401 - fixtures
     database_fixture,
     url_fixture,
 )
+from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.errors import UsageError
 from longwatch.flow import (
     Execution,
@@ -21,6 +22,7 @@ from longwatch.flow import (
     compute,
     historian,
     input,  # noqa: A004 - the contract's word
+    map,  # noqa: A004 - the contract's word
     mutate,
     when,
 )
@@ -119,6 +121,33 @@ class TestEntries:
 
         database.write(work)
         assert [("a", 2, 2), ("a", 1, 1)] == entries_of(execution)
+
+    def test_of_a_map_that_one_transaction_ends_twice_are_the_committed_value(
+        self, database: Database
+    ) -> None:
+        """Its last element and its new list, which is empty, arrive in one batch."""
+        nodes = [
+            input("a"),
+            compute("pages", ["a"], lambda a: a),
+            map("doubled", "pages", lambda page: page * 2),
+            historian("log", ["doubled"]),
+        ]
+        worker = ManualWorker(database, Graph("log", version="1", nodes=nodes))
+        execution = worker.flow.start("log", a=[1])
+        worker.run(worker.claim())
+        [element] = worker.claim()
+        execution.set(a=[])
+        [pages] = worker.claim()
+        worker.source.settle(
+            [
+                Settlement(element.claim, RowOutcome.DONE, result=b"2"),
+                Settlement(pages.claim, RowOutcome.DONE, result=b"[]"),
+            ]
+        )
+        doubled = execution.value("doubled")
+        assert doubled is not None
+        assert [] == doubled.value
+        assert [("doubled", doubled.revision, [])] == entries_of(execution)
 
     def test_cannot_be_set_or_retried(self, database: Database) -> None:
         execution = ManualWorker(database, log_graph()).flow.start("log", a=1)

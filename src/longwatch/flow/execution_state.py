@@ -78,6 +78,15 @@ class Progress(NamedTuple):
     status: ExecutionStatus = ExecutionStatus.ACTIVE
 
 
+class RecordedChange(NamedTuple):
+    """A change of a node that a historian has recorded: the new value, and the entry. Both are None
+    for none.
+    """
+
+    value: str | None
+    entry: bytes | None
+
+
 class ExecutionState:
     """One execution in a transaction that has locked it; a `gates.NodeView`.
 
@@ -113,8 +122,8 @@ class ExecutionState:
         self.changed_nodes: set[str] = set()
         self.value_changes: dict[str, bool] = {}
         """The nodes whose value has changed since the load, each with whether it was set then."""
-        self.recorded_changes: set[tuple[str, str]] = set()
-        """Historians with the nodes whose change they have recorded since the load."""
+        self.recorded_changes: dict[tuple[str, str], RecordedChange] = {}
+        """What historians have recorded since the load, by historian and node."""
         self.new_attempts: dict[str, NewAttempt] = {}
         self.attempt_ends: list[AttemptEnd] = []
         self.map_plans: dict[str, MapPlan] = {}

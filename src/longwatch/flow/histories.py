@@ -8,14 +8,14 @@ dropped. A process of an older release that does not know the historian records 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from longwatch.errors import GraphError
-from longwatch.flow.execution_state import ExecutionState
+from longwatch.flow.execution_state import ExecutionState, RecordedChange
 from longwatch.flow.node_options import MAX_COUNT, is_positive_int
 from longwatch.flow.nodes import Node, NodeKind, validate_name
 
@@ -64,24 +64,47 @@ def historian(
 
 
 def record_changes(node: HistorianNode, state: ExecutionState, now: float) -> None:
-    """Add the value changes of this transaction to a historian; each only once."""
-    entries = [
-        _entry(name, state, now)
-        for name, was_set in state.value_changes.items()
-        if name in node.of
-        and (was_set or state.is_set(name))
-        and (node.name, name) not in state.recorded_changes
-    ]
-    if not entries:
+    """Add the value changes of this transaction to a historian: each node once, with its last
+    value. Idempotent.
+    """
+    changes = {name: _change(name, state, now) for name in _unrecorded(node, state)}
+    if not changes:
         return
-    state.recorded_changes.update((node.name, name) for name in state.value_changes)
-    record = state.nodes.get(node.name)
-    if record is not None and record.is_set and record.value is not None:
-        kept = [bytes(each) for each in _ENTRIES.decode(record.value)]
-    else:
-        kept = []
+    outdated = {
+        found.entry for name in changes if (found := state.recorded_changes.get((node.name, name)))
+    }
+    state.recorded_changes.update(((node.name, name), each) for name, each in changes.items())
+    entries = [each.entry for each in changes.values() if each.entry is not None]
+    kept = [each for each in _kept_entries(node, state) if each not in outdated]
     newest = _bounded([*reversed(entries), *kept], node.max_entries)
     state.set_value(node.name, f"[{b','.join(newest).decode()}]")
+
+
+def _unrecorded(node: HistorianNode, state: ExecutionState) -> Iterator[str]:
+    """The nodes that have changed since the load, or again since they were recorded."""
+    for name, was_set in state.value_changes.items():
+        if name not in node.of:
+            continue
+        recorded = state.recorded_changes.get((node.name, name))
+        if recorded is None:
+            if was_set or state.is_set(name):
+                yield name
+        elif recorded.value != state.nodes[name].value:
+            yield name
+
+
+def _change(name: str, state: ExecutionState, now: float) -> RecordedChange:
+    """The change of a node. One that was set and cleared by the same transaction has no entry."""
+    if not (state.is_set(name) or state.value_changes[name]):
+        return RecordedChange(None, None)
+    return RecordedChange(state.nodes[name].value, _entry(name, state, now))
+
+
+def _kept_entries(node: HistorianNode, state: ExecutionState) -> list[bytes]:
+    record = state.nodes.get(node.name)
+    if record is None or not record.is_set or record.value is None:
+        return []
+    return [bytes(each) for each in _ENTRIES.decode(record.value)]
 
 
 def _validate_names(node: str, of: Any) -> tuple[str, ...]:
