@@ -498,6 +498,19 @@ def test_a_firing_survives_the_death_of_its_worker_and_is_never_doubled(
         assert (step is not Step.RENEWED) == len(run.crashes)
 
 
+@pytest.mark.parametrize("place", ["here", "elsewhere"])
+def test_a_firing_is_never_given_up_because_its_workers_died(running: Run, place: str) -> None:
+    """It runs no code that could have ended them."""
+    with running(tick_once("tick", delay=HOUR, max_attempts=1)) as run:
+        began = run.clock.wall()
+        execution = run.start()
+        run.crash_at("begun", node="tick", times=6, on_other_host=place == "elsewhere")
+        run.advance(DAY)
+        assert 6 == len(run.crashes)
+        assert {"tick": pytest.approx(began + HOUR)} == execution.values()
+        assert [("success", "done")] == states(execution, "tick")
+
+
 def test_a_graph_with_ticks_survives_a_crash_at_every_step(database: Database) -> None:
     nodes = [
         input("x"),

@@ -22,6 +22,8 @@ A slot counts as silent after half of `heartbeat_timeout_seconds` without a beat
 least twice in one timeout. So when the heartbeat of a frozen process is missed, its last beat is
 at least half a timeout old.
 
+The firing of a tick runs no code, so it always returns to its queue unspent.
+
 A live owner without a page cannot show that it works: a missed heartbeat is silence.
 """
 
@@ -30,6 +32,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from longwatch.flow.attempt import AttemptEndCause
+from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.records import ValidClaim
 from longwatch.store.blame import Blame, OwnerEnd
 from longwatch.store.claims import Claim
@@ -112,3 +115,14 @@ class ReclaimedLease(NamedTuple):
             page.silent_rows | page.stalled_rows(self.look.looked_at, older_than=older_than).keys()
         )
         return not page.draining and self.claim.seq in silent
+
+
+def end_cause(
+    lease: ReclaimedLease, valid: ValidClaim, state: ExecutionState
+) -> AttemptEndCause | None:
+    """The cause with which an attempt of this execution ends; None if it returns to its queue
+    unspent.
+    """
+    attempt = state.open_attempts.get(valid.node)
+    is_firing = attempt is not None and attempt.due_at is not None
+    return None if is_firing else lease.end_cause(valid)

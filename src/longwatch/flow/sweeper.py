@@ -32,7 +32,7 @@ from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.jitter import random_fraction
 from longwatch.flow.attempt import AttemptEndCause
-from longwatch.flow.attempt_blame import ReclaimedLease
+from longwatch.flow.attempt_blame import ReclaimedLease, end_cause
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.indexing import COMPLETE, NodeIndexes
 from longwatch.flow.indexing import sweep_name as index_sweep_name
@@ -213,7 +213,7 @@ class FlowSweeper:
             ]
             self._records.cancel_orphans(tx, [found for _, found in due if found.execution in gone])
             ends = [
-                (found, loaded[found.execution], each.end_cause(found))
+                (found, state := loaded[found.execution], end_cause(each, found, state))
                 for each, found in due
                 if found.execution in loaded
             ]

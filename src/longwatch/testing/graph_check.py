@@ -108,6 +108,8 @@ def _check_claims(title: str, run: GraphRun, attempts: list[Computation]) -> Non
 
 def _is_spent(crash: Crash) -> bool:
     """Return whether the crash spends the attempt. On another machine every attempt counts as
-    begun, because its beat page cannot be read.
+    begun, because its beat page cannot be read. The firing of a tick is never spent.
     """
+    if crash.is_firing:
+        return False
     return crash.step in _SPENDING_STEPS or (crash.on_other_host and crash.step is not Step.SETTLED)

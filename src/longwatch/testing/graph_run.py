@@ -249,6 +249,7 @@ class GraphRun:
                 leased.claim,
                 planned.on_other_host,
                 item.element,
+                item.due_at is not None,
             )
         )
         self.workers[-1].die(on_other_host=planned.on_other_host)

@@ -59,6 +59,7 @@ class Step(StrEnum):
 class Crash(NamedTuple):
     """The death of a worker: after which step of which attempt. `on_other_host`: on a machine that
     other workers cannot inspect. `element`: the number of an element of a map in the store.
+    `is_firing`: the attempt fires a tick and runs no code.
     """
 
     step: Step
@@ -68,6 +69,7 @@ class Crash(NamedTuple):
     claim: Claim
     on_other_host: bool
     element: int | None = None
+    is_firing: bool = False
 
 
 class KilledError(BaseException):
