@@ -129,6 +129,16 @@ class TestARefusedList:
         assert "elements" not in explained
         assert "needs a list in 'pages', not a number" in explained
 
+    def test_of_results_that_are_too_large_together_fails_the_node_for_good(
+        self, database: Database
+    ) -> None:
+        """The limit is in bytes: these have fewer characters."""
+        worker = ManualWorker(database, double_graph(lambda page: "é" * (5 << 20)))
+        execution = worker.flow.start("doubling", pages=[1, 2])
+        worker.run_all()
+        with pytest.raises(ComputationFailedError, match="have 20,971,527 bytes together"):
+            execution.get("doubled")
+
     def test_of_more_than_100_000_elements_fails_the_node_for_good(
         self, worker: ManualWorker
     ) -> None:
@@ -196,6 +206,24 @@ class TestAChangedList:
         assert not worker.succeed(first, "late")
         assert {"styled": 2} == worker.run_all()
         assert ["a?", "b?"] == execution.get("styled", wait=False)
+
+    def test_that_is_unset_after_its_map_was_superseded_leaves_no_elements(
+        self, database: Database
+    ) -> None:
+        """The map had neither a value nor an attempt when its gate was no longer met."""
+        nodes = [
+            input("pages"),
+            input("a"),
+            compute("other", ["a"], lambda a: a),
+            map("doubled", "pages", lambda page: page, ["other"]),
+        ]
+        worker = ManualWorker(database, Graph("doubling", version="1", nodes=nodes))
+        execution = worker.flow.start("doubling", pages=[1, 2], a=1)
+        worker.run(worker.claim())
+        execution.set(pages=[1, 2, 3], a=2)
+        assert 2 == len(elements_of(worker))
+        execution.unset("pages")
+        assert [] == elements_of(worker)
 
     def test_behind_a_false_gate_is_cleared(self, database: Database) -> None:
         graph = Graph("gated", version="1", nodes=[input("pages"), input("go")])

@@ -60,8 +60,8 @@ def _open(
         keys = {each.element: each.key for each in stored}
         results = records.results(tx, state.number, node.name)
         values = _reused_values(elements, {keys[each.element]: each for each in results})
-    if len(values) > MAX_VALUE_BYTES:
-        state.give_up(node.name, new.computed_with, too_large_error(node.name, len(values)))
+    if (error := too_large_error(node.name, values)) is not None:
+        state.give_up(node.name, new.computed_with, error)
     else:
         state.compute_value(node.name, values, new.computed_with)
     return True
@@ -74,14 +74,17 @@ def _reused_values(elements: list[Element], results: Mapping[str, ElementResult]
 
 def _close(node: Node, state: ExecutionState) -> None:
     """Cancel the elements of a map whose attempt was cancelled; delete them if its gate is not met
-    any more.
+    any more. A map that was superseded may have elements without an attempt or a value.
     """
     plan = state.map_plans.get(node.name)
     is_cancelled = any(
         end.node == node.name and end.state is AttemptState.CANCELLED for end in state.attempt_ends
     )
     if not state.has_ended and not node.gate.is_met(state):
-        if plan is not None or is_cancelled or node.name in state.changed_nodes:
+        has_changed = state.number > 0 and not state.changed_nodes.isdisjoint(
+            (node.name, *node.upstream)
+        )
+        if plan is not None or is_cancelled or has_changed:
             state.map_plans[node.name] = closing_plan(AttemptEndCause.GATE, is_cleared=True)
     elif is_cancelled and (plan is None or plan.pending):
         cause = AttemptEndCause.EXECUTION if state.has_ended else AttemptEndCause.SUPERSEDED
@@ -94,7 +97,11 @@ def join_values(values: list[str]) -> str:
     return f"[{','.join(values)}]"
 
 
-def too_large_error(node: str, size: int) -> str:
+def too_large_error(node: str, value: str) -> str | None:
+    """The error about the value of a map as JSON; None if it is not too large."""
+    size = len(value.encode())
+    if size <= MAX_VALUE_BYTES:
+        return None
     return (
         f"the results of map {node!r} have {size:,} bytes together, more than the "
         f"{MAX_VALUE_BYTES:,} of a value; store them elsewhere and let each say where"

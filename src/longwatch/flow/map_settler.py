@@ -16,7 +16,6 @@ from typing import NamedTuple
 from longwatch.flow.attempt import AttemptEnd, AttemptEndCause, AttemptState, NewAttempt
 from longwatch.flow.attempt_failure import count_failure
 from longwatch.flow.execution_state import ExecutionState, GraphId
-from longwatch.flow.invocation import MAX_VALUE_BYTES
 from longwatch.flow.map_opener import join_values, too_large_error
 from longwatch.flow.map_records import (
     ClaimedElement,
@@ -192,8 +191,7 @@ def finish_map(tx: Transaction, records: Records, state: ExecutionState, node: s
     failed = [each for each in results if not each.is_set]
     error = _failure_text(failed) if failed else None
     value = "" if failed else join_values([each.value or "null" for each in results])
-    if len(value) > MAX_VALUE_BYTES:
-        error = too_large_error(node, len(value))
+    error = error or too_large_error(node, value)
     if error is None:
         state.succeed(attempt, value)
     else:
