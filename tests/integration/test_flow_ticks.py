@@ -207,6 +207,16 @@ def test_a_schedule_that_raises_is_retried_and_given_up_and_retried_by_request(
         assert {"tick"} == execution.values().keys()
 
 
+def test_retry_of_a_scheduled_tick_is_refused_because_it_would_fire_later(running: Run) -> None:
+    with running(tick_once("tick", delay=HOUR)) as run:
+        execution = run.start()
+        run.advance(HOUR / 2)
+        with pytest.raises(UsageError, match="is scheduled and fires at its time; see explain"):
+            execution.retry("tick")
+        run.advance(HOUR / 2 + 1)
+        assert {"tick"} == execution.values().keys()
+
+
 def test_a_change_of_an_input_cancels_the_firing_and_schedules_it_anew(running: Run) -> None:
     tick = tick_once("tick", ["x"], lambda x: x)
     with running(input("x"), tick, compute("after", ["tick"], keep)) as run:

@@ -178,8 +178,9 @@ class Execution:
     def retry(self, node: str) -> int:
         """Try a node again now, with a new budget of attempts; returns the revision.
 
-        The node was given up, or waits for its next attempt. Otherwise raises UsageError. Of a map,
-        the failed elements are tried again, and the others keep their results.
+        The node was given up, or waits for its next attempt. Otherwise raises UsageError, also for
+        a tick that waits for its time. Of a map, the failed elements are tried again, and the
+        others keep their results.
         """
         self._require_computed(node)
 
@@ -190,6 +191,11 @@ class Execution:
             if attempt is not None and attempt.lease_state == LEASED:
                 raise UsageError(
                     f"node {node!r} of {self.id} is being computed; abandon it first, or wait"
+                )
+            if attempt is not None and attempt.due_at is not None:
+                raise UsageError(
+                    f"tick {node!r} of {self.id} is scheduled and fires at its time; see explain() "
+                    f"or `longwatch flow explain`"
                 )
             if attempt is None and not (record is not None and record.failed):
                 raise UsageError(

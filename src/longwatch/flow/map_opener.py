@@ -60,8 +60,8 @@ def _open(
         keys = {each.element: each.key for each in stored}
         results = records.results(tx, state.number, node.name)
         values = _reused_values(elements, {keys[each.element]: each for each in results})
-    if (error := too_large_error(node.name, values)) is not None:
-        state.give_up(node.name, new.computed_with, error)
+    if (too_large := too_large_error(node.name, values)) is not None:
+        state.give_up(node.name, new.computed_with, too_large)
     else:
         state.compute_value(node.name, values, new.computed_with)
     return True
