@@ -15,6 +15,7 @@ from flow_rig import (  # noqa: F401 - fixtures
 )
 from longwatch.errors import ComputationFailedError, GraphError, UsageError
 from longwatch.flow import Graph, compute, input, map, when  # noqa: A004 - the contract's words
+from longwatch.flow.map_records import MapRecords
 from longwatch.store.database import Database
 from longwatch.testing import run_graph
 
@@ -136,8 +137,33 @@ class TestARefusedList:
         worker = ManualWorker(database, double_graph(lambda page: "é" * (5 << 20)))
         execution = worker.flow.start("doubling", pages=[1, 2])
         worker.run_all()
-        with pytest.raises(ComputationFailedError, match="have 20,971,527 bytes together"):
+        with pytest.raises(ComputationFailedError, match="have 20,971,527 bytes or more together"):
             execution.get("doubled")
+
+    @pytest.mark.parametrize("last", ["x", None])
+    def test_of_results_that_may_not_fit_into_memory_loads_none_of_them(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch, last: str | None
+    ) -> None:
+        """They are too large together, or an element failed so that they are not needed."""
+
+        def fail(*_: Any) -> None:
+            raise AssertionError("loaded all results")
+
+        monkeypatch.setattr(MapRecords, "results", fail)
+        worker = ManualWorker(database, double_graph())
+        execution = worker.flow.start("doubling", pages=[1, 2])
+        first, second = worker.claim()
+        worker.succeed(first, "x" * (9 << 20))
+        if last is None:
+            worker.give_up(second)
+        else:
+            worker.succeed(second, last * (9 << 20))
+        error = (
+            "element 1 failed; the first: hopeless" if last is None else "bytes or more together"
+        )
+        with pytest.raises(ComputationFailedError, match=error):
+            execution.get("doubled")
+        execution.retry("doubled")
 
     def test_of_more_than_100_000_elements_fails_the_node_for_good(
         self, worker: ManualWorker

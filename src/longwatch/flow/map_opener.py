@@ -4,7 +4,7 @@ once whose elements are all there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from longwatch.flow.attempt import AttemptEndCause, AttemptState, NewAttempt
 from longwatch.flow.execution_state import ExecutionState
@@ -13,6 +13,7 @@ from longwatch.flow.invocation import MAX_VALUE_BYTES
 from longwatch.flow.map_plan import (
     Element,
     MapInputError,
+    StoredElement,
     closing_plan,
     plan_map,
     split_elements,
@@ -55,21 +56,27 @@ def _open(
     if plan.pending:
         state.new_attempts[node.name] = new._replace(pending=plan.pending)
         return False
+    too_large = None
+    if stored and not plan.removed:
+        too_large = too_large_error(node.name, records.size(tx, state.number, node.name).characters)
     values = "[]"
-    if elements:
-        keys = {each.element: each.key for each in stored}
-        results = records.results(tx, state.number, node.name)
-        values = _reused_values(elements, {keys[each.element]: each for each in results})
-    if (too_large := too_large_error(node.name, values)) is not None:
+    if elements and too_large is None:
+        values = _reused_values(elements, stored, records.results(tx, state.number, node.name))
+        too_large = too_large_error(node.name, len(values.encode()))
+    if too_large is not None:
         state.give_up(node.name, new.computed_with, too_large)
     else:
         state.compute_value(node.name, values, new.computed_with)
     return True
 
 
-def _reused_values(elements: list[Element], results: Mapping[str, ElementResult]) -> str:
-    """The value of a map whose elements are all computed, from their results by key."""
-    return join_values([results[each.key].value or "null" for each in elements])
+def _reused_values(
+    elements: Iterable[Element], stored: Iterable[StoredElement], results: Iterable[ElementResult]
+) -> str:
+    """The value of a map whose elements are all computed."""
+    keys = {each.element: each.key for each in stored}
+    by_key = {keys[each.element]: each for each in results}
+    return join_values([by_key[each.key].value or "null" for each in elements])
 
 
 def _close(node: Node, state: ExecutionState) -> None:
@@ -97,12 +104,13 @@ def join_values(values: list[str]) -> str:
     return f"[{','.join(values)}]"
 
 
-def too_large_error(node: str, value: str) -> str | None:
-    """The error about the value of a map as JSON; None if it is not too large."""
-    size = len(value.encode())
+def too_large_error(node: str, size: int) -> str | None:
+    """The error about the value of a map that has this many bytes or more; None if it is not too
+    large.
+    """
     if size <= MAX_VALUE_BYTES:
         return None
     return (
-        f"the results of map {node!r} have {size:,} bytes together, more than the "
-        f"{MAX_VALUE_BYTES:,} of a value; store them elsewhere and let each say where"
+        f"the results of map {node!r} have {size:,} bytes or more together, and a value "
+        f"{MAX_VALUE_BYTES:,} at most; store them elsewhere and let each say where"
     )

@@ -11,6 +11,10 @@ FROM longwatch_map_elements AS m WHERE execution = :execution AND node = :node
 SELECT element, position, is_set, value, error FROM longwatch_map_elements
 WHERE execution = :execution AND node = :node ORDER BY position
 
+-- name: size_of_map
+-- How many elements of a map have no result, and how many characters all results have.
+SELECT coalesce(sum(1 - is_set), 0), coalesce(sum(length(value)), 0) FROM longwatch_map_elements WHERE execution = :execution AND node = :node
+
 -- name: insert_element
 -- Insert an element that has to be computed.
 INSERT INTO longwatch_map_elements (execution, node, key, position, computed_with, input, is_open)

@@ -81,6 +81,13 @@ class MapProgress(NamedTuple):
         return f"{text}, {self.failed:,} failed ({noun} {indices}{more})"
 
 
+class MapSize(NamedTuple):
+    """How many elements of a map have no result, and how many characters all results have."""
+
+    missing: int
+    characters: int
+
+
 class FailedElement(NamedTuple):
     """A failed element of a map."""
 
@@ -117,6 +124,11 @@ class MapRecords:
             ElementResult(element, position, bool(is_set), value, error)
             for element, position, is_set, value, error in rows
         ]
+
+    def size(self, tx: Transaction, execution: int, node: str) -> MapSize:
+        """Read how large the results of a map are, without loading them."""
+        [row] = tx.rows(self.sql["size_of_map"], {"execution": execution, "node": node})
+        return MapSize(*map(int, row))
 
     def claimed_query(self, claims: Sequence[Claim]) -> tuple[str, Parameters]:
         """The statement that locks these claims and returns the rows of `claimed_element`."""

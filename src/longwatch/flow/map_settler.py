@@ -19,7 +19,7 @@ from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.map_opener import join_values, too_large_error
 from longwatch.flow.map_records import (
     ClaimedElement,
-    ElementResult,
+    FailedElement,
     OpenMap,
     claimed_element,
     element_row,
@@ -187,20 +187,25 @@ def finish_map(tx: Transaction, records: Records, state: ExecutionState, node: s
     attempt = state.open_attempts.get(node)
     if attempt is None:
         return
-    results = records.maps.results(tx, state.number, node)
-    failed = [each for each in results if not each.is_set]
-    error = _failure_text(failed) if failed else None
-    value = "" if failed else join_values([each.value or "null" for each in results])
-    error = error or too_large_error(node, value)
+    size = records.maps.size(tx, state.number, node)
+    if size.missing:
+        failed = records.maps.failed(tx, state.number, node, limit=_MAX_NAMED)
+        error: str | None = _failure_text(failed, size.missing)
+    else:
+        error = too_large_error(node, size.characters)
+    if error is None:
+        results = records.maps.results(tx, state.number, node)
+        value = join_values([each.value or "null" for each in results])
+        error = too_large_error(node, len(value.encode()))
     if error is None:
         state.succeed(attempt, value)
     else:
         state.fail(attempt, AttemptEndCause.PERMANENT, error=error)
 
 
-def _failure_text(failed: Sequence[ElementResult]) -> str:
+def _failure_text(failed: Sequence[FailedElement], count: int) -> str:
     """`elements 3, 17 and 40 failed; the first: …`."""
-    named = name_elements([each.position for each in failed], len(failed))
+    named = name_elements([each.position for each in failed], count)
     return f"{named} failed; the first: {failed[0].error}"
 
 
