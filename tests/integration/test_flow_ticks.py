@@ -460,6 +460,23 @@ def test_only_a_recurring_tick_can_be_paused(running: Run) -> None:
             execution.pause("tock")
 
 
+def test_unarchive_schedules_ticks_from_then_and_catches_nothing_up(running: Run) -> None:
+    nodes = [tick_recurring("tick", every=MINUTE), tick_once("once", delay=2 * DAY)]
+    with running(*nodes, compute("after", ["tick"], keep)) as run:
+        began = run.clock.wall()
+        execution = run.start()
+        run.advance(MINUTE + 1)
+        execution.archive()
+        run.advance(14 * DAY)
+        execution.unarchive()
+        run.advance(1)
+        assert began + MINUTE == pytest.approx(execution.get("tick"))
+        run.advance(MINUTE)
+        assert began + 14 * DAY + 2 * MINUTE == pytest.approx(execution.get("tick"))
+        assert 2 == run.runs["after"]
+        assert "once is scheduled: it fires at" in execution.explain().describe("once")
+
+
 def test_cancel_ends_a_tick(running: Run) -> None:
     with running(tick_recurring("tick", every=MINUTE)) as run:
         execution = run.start()

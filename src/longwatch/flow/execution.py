@@ -284,7 +284,8 @@ class Execution:
 
     def unarchive(self) -> int:
         """Continue an archived execution, and compute what was left; returns the revision. An
-        archive node archives it again only after a change of its inputs. Idempotent.
+        archive node archives it again only after a change of its inputs. Ticks are scheduled from
+        now, and times that passed meanwhile are not caught up. Idempotent.
         """
 
         def work(state: ExecutionState) -> None:
