@@ -69,6 +69,11 @@ def set_wall(run: GraphRun, moment: datetime) -> None:
     run.clock.jump_wall(moment.timestamp() - run.clock.wall())
 
 
+def store_wall(database: Database) -> float:
+    [(wall,)] = database.read(lambda tx: tx.rows("SELECT :wall_now + 0"))
+    return float(wall)
+
+
 def due_times(run: GraphRun, execution: Execution, node: str, seconds: float) -> list[float]:
     """The due times of a tick that fires while time passes."""
     found: list[float] = []
@@ -342,14 +347,31 @@ def test_a_worker_whose_clock_is_behind_fires_no_time_twice(
     database: Database, schedule: dict[str, Any]
 ) -> None:
     graph = Graph("ticking", version="1", nodes=[tick_recurring("tick", **schedule)])
-    worker = ManualWorker(database, graph, clock=FakeClock(wall=1_800_000_000.0))
+    began = store_wall(database) // MINUTE * MINUTE
+    database.jump.wall += began - store_wall(database)
+    worker = ManualWorker(database, graph, clock=FakeClock(wall=began))
     execution = worker.flow.start("ticking")
     found = []
     for _ in range(3):
         worker.write("UPDATE longwatch_computations SET ready_at = 0 WHERE lease_state = 1")
         worker.run(worker.claim())
         found.append(execution.values()["tick"])
-    assert [1_800_000_000.0 + MINUTE * number for number in (1, 2, 3)] == found
+    assert [began + MINUTE * number for number in (1, 2, 3)] == found
+
+
+@pytest.mark.parametrize("ahead", [-DAY, DAY])
+def test_the_clock_of_the_store_decides_when_a_tick_is_due(
+    database: Database, ahead: float
+) -> None:
+    """The clock of the machine is a day off: it would skip a day of firings, or fire too early."""
+    graph = Graph("ticking", version="1", nodes=[tick_recurring("tick", every=MINUTE)])
+    worker = ManualWorker(database, graph, clock=FakeClock(wall=store_wall(database) + ahead))
+    began = store_wall(database)
+    execution = worker.flow.start("ticking")
+    for number in (1, 2):
+        worker.write("UPDATE longwatch_computations SET ready_at = 0 WHERE lease_state = 1")
+        worker.run(worker.claim())
+        assert pytest.approx(began + number * MINUTE, abs=10) == execution.values()["tick"]
 
 
 def test_a_function_is_asked_for_every_time_and_ends_the_tick_with_none(running: Run) -> None:
@@ -566,7 +588,7 @@ def test_thousands_of_due_ticks_fire_exactly_once_after_an_outage(database: Data
     """10,000 ticks: 100 executions of 100 ticks each."""
     names = [f"tick_{number}" for number in range(100)]
     nodes = [tick_recurring(name, every=HOUR) for name in names]
-    clock = FakeClock(wall=database.read(lambda tx: tx.rows("SELECT :wall_now + 0"))[0][0])
+    clock = FakeClock(wall=store_wall(database))
     worker = ManualWorker(database, Graph("many", version="1", nodes=nodes), clock=clock)
     executions = [worker.flow.start("many") for _ in range(100)]
     assert [] == worker.claim()

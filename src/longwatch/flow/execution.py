@@ -170,7 +170,7 @@ class Execution:
         """Explain for every node what state it is in and what it waits for."""
         state, maps = self._flow.database.read(self._load_with_maps)
         return explain(
-            self._definition, self._require_loaded(state), maps, now=self._flow.clock.wall()
+            self._definition, self._require_loaded(state), maps, now=self._flow.registry.wall()
         )
 
     # --- operator actions ---

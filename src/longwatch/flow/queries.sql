@@ -60,6 +60,10 @@ SELECT cancelled = 1 OR state = 5 OR known_nodes < :nodes OR EXISTS (SELECT 1 FR
     AND (failed = 1 OR (node = :node AND is_set = 1)))
 FROM longwatch_executions AS e WHERE execution = :execution
 
+-- name: wall_time
+-- The wall time of the store.
+SELECT CAST(:wall_now AS double precision)
+
 -- name: attempts_of_execution
 -- Every attempt of an execution, oldest first.
 SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,

@@ -31,6 +31,8 @@ SHARED_QUEUE = ""
 
 
 _NO_NODES: frozenset[str] = frozenset()
+_NEGLIGIBLE_OFFSET = 1.0
+"""Seconds by which the clock of the store may differ from that of this machine unnoticed."""
 
 
 class GraphQueue(NamedTuple):
@@ -80,6 +82,8 @@ class Registry:
         self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
         self._indexed_nodes: dict[str, frozenset[str]] = {}
         self._stored_indexes: dict[str, frozenset[str]] = {}
+        self._clock_offset = 0.0
+        """Seconds by which the clock of the store is ahead of that of this machine."""
         for graph in graphs:
             self._add(graph)
 
@@ -93,7 +97,7 @@ class Registry:
                 graph_id: register(self._database, self._records, graph)
                 for graph_id, graph in self.graphs.items()
             }
-            self._stored_indexes = self._database.read(self._read_indexes)
+            self._database.read(self._read_store)
             self._cached = (os.getpid(), self._database.generation), found
         return self._cached[1]
 
@@ -106,15 +110,29 @@ class Registry:
             return
         state.indexed_nodes = self.indexed_nodes(state.graph_id.graph)
         graph, queue_by_node = registered.graph, registered.queue_by_node
-        propagate(graph, state, queue_by_node, now=self.clock.wall())
+        propagate(graph, state, queue_by_node, now=self.wall())
         while graph.map_nodes and prepare_maps(tx, self._records.maps, graph, state):
-            propagate(graph, state, queue_by_node, now=self.clock.wall())
+            propagate(graph, state, queue_by_node, now=self.wall())
 
     def indexed_nodes(self, graph: str) -> frozenset[str]:
         """The nodes of a graph, in any version, whose values are added to an index."""
         return self._indexed_nodes.get(graph, _NO_NODES) | self._stored_indexes.get(
             graph, _NO_NODES
         )
+
+    def wall(self) -> float:
+        """The wall time of the store, by its clock as it was last read: machines whose clocks
+        differ have to agree when a tick is due.
+        """
+        return self.clock.wall() + self._clock_offset
+
+    def _read_store(self, tx: Transaction) -> None:
+        """Read what processes share: the clock, and which indexes were begun."""
+        asked = self.clock.wall()
+        [(wall,)] = tx.rows(self._records.sql["wall_time"])
+        offset = wall - (asked + self.clock.wall()) / 2
+        self._clock_offset = offset if abs(offset) > _NEGLIGIBLE_OFFSET else 0.0
+        self._stored_indexes = self._read_indexes(tx)
 
     def _read_indexes(self, tx: Transaction) -> dict[str, frozenset[str]]:
         """The nodes whose index was begun, by any process, by graph."""
@@ -123,10 +141,10 @@ class Registry:
         return {name: found for name in names if (found := indexes.begun(tx, name))}
 
     def refresh(self) -> None:
-        """Read the queues and indexes again: another process may have given a node a queue of its
-        own, begun an index, or emptied the store.
+        """Read the queues, the indexes and the clock again: another process may have given a node a
+        queue of its own, begun an index, or emptied the store.
         """
-        self._stored_indexes = self._database.read(self._read_indexes)
+        self._database.read(self._read_store)
         self._cached = (
             (os.getpid(), self._database.generation),
             {graph_id: self._look_up(graph_id, graph) for graph_id, graph in self.graphs.items()},

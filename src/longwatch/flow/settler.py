@@ -228,7 +228,7 @@ class AttemptSettler:
         result = (settlement.result or b"null").decode()
         node = self._registry.graphs[state.graph_id].nodes[attempt.node]
         if node.is_tick:
-            settle_tick(node, state, attempt, result, now=self._registry.clock.wall())
+            settle_tick(node, state, attempt, result, now=self._registry.wall())
             return
         state.succeed(attempt, result)
         if isinstance(node, MutateNode):
