@@ -332,6 +332,8 @@ class Records:
 
     def write_rows(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
         """Write a few rows one by one, which a server does faster than unpacking arrays."""
+        if not rows:
+            return
         if len(rows) > _MAX_SINGLE_STATEMENTS or not self._takes_arrays:
             tx.defer_many(self.sql.get(f"{query}_many", self.sql[query]), rows)
         else:

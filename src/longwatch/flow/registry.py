@@ -4,7 +4,6 @@ of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,7 +78,7 @@ class Registry:
         self.clock = clock or SystemClock()
         if isinstance(graphs, Graph):
             raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
-        self._cached: tuple[tuple[int, int], dict[GraphId, RegisteredGraph]] | None = None
+        self._cached: tuple[int, dict[GraphId, RegisteredGraph]] | None = None
         self._indexed_nodes: dict[str, frozenset[str]] = {}
         self._stored_indexes: dict[str, frozenset[str]] = {}
         self._clock_offset = 0.0
@@ -88,17 +87,16 @@ class Registry:
             self._add(graph)
 
     def registered(self) -> dict[GraphId, RegisteredGraph]:
-        """The registered graphs. Reads the store once per process, and again after the store was
-        replaced.
+        """The registered graphs. Reads the store once, and again after the store was replaced or
+        the process was forked.
         """
-        here = os.getpid(), self._database.generation
-        if self._cached is None or self._cached[0] != here:
+        if self._cached is None or self._cached[0] != self._database.generation:
             found = {
                 graph_id: register(self._database, self._records, graph)
                 for graph_id, graph in self.graphs.items()
             }
             self._database.read(self._read_store)
-            self._cached = (os.getpid(), self._database.generation), found
+            self._cached = self._database.generation, found
         return self._cached[1]
 
     def propagate(self, tx: Transaction, state: ExecutionState) -> None:
@@ -146,7 +144,7 @@ class Registry:
         """
         self._database.read(self._read_store)
         self._cached = (
-            (os.getpid(), self._database.generation),
+            self._database.generation,
             {graph_id: self._look_up(graph_id, graph) for graph_id, graph in self.graphs.items()},
         )
 

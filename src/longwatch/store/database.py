@@ -146,8 +146,8 @@ class Database(ABC):
         self.jump = ClockJump()
         self.owners = OwnerRegistry()
         self.generation = 0
-        """Rises whenever the store was reopened and may be another one. Callers must then read
-        again what they had cached.
+        """Rises whenever the store was reopened and may be another one, and in a forked child.
+        Callers must then read again what they had cached.
         """
 
     @property

@@ -282,6 +282,7 @@ class PostgresDatabase(Database):
 
     def after_fork_in_child(self) -> None:
         client, self._client = self._client, None
+        self.generation += 1
         if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None

@@ -171,6 +171,7 @@ class SqliteDatabase(Database):
     def after_fork_in_child(self) -> None:
         fork_locks, self._fork_locks = self._fork_locks, []
         handle, self._handle = self._handle, None
+        self.generation += 1
         if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None
