@@ -333,6 +333,7 @@ class Execution:
 
         def transaction(tx: Transaction) -> ExecutionState:
             state = self._require_loaded(self._flow.records.load(tx, [self._number]))
+            self._flow.local_workers.forget(self._number)
             was_cancelled = state.cancelled
             if state.archived and not allows_archived:
                 raise archived_error(self.id)
@@ -426,6 +427,14 @@ class Execution:
         self._require_attainable(state, node)
         return None
 
+    def _is_computing_here(self, node: str) -> bool:
+        """Whether a worker of this process is about to compute a node. It delivers the value to
+        callers that wait, which then need no read.
+        """
+        return self._flow.local_workers.are_computing(
+            self._number, node, known_nodes=len(self._definition.computed_nodes)
+        )
+
     def _load_if_relevant(
         self, tx: Transaction, node: str, *, was_notified: bool
     ) -> ExecutionState | None:
@@ -468,13 +477,18 @@ class Execution:
             False,
         )
         with self._flow.waiting(self.id, node) as waiter:
+            is_computing = self._is_computing_here(node)
             while True:
                 waiter.clear()
                 if (computed := waiter.take()) is not None and (
                     newer_than is None or computed.revision > newer_than
                 ):
                     return msgspec.json.decode(computed.json)
-                found = self._poll_value(node, newer_than, was_notified=was_notified)
+                found = (
+                    None
+                    if is_computing
+                    else self._poll_value(node, newer_than, was_notified=was_notified)
+                )
                 if found is not None:
                     return found.value
                 if deadline.expired:
@@ -483,7 +497,7 @@ class Execution:
                         f"node {node!r} of {self.id} has no value after "
                         f"{format_duration(timeout or 0.0)}; {explanation}"
                     )
-                began = clock.monotonic()
+                began, is_computing = clock.monotonic(), False
                 was_notified = (
                     clock.wait(waiter, deadline.remaining())
                     and clock.monotonic() - began < _NOTIFIED_WITHIN

@@ -71,7 +71,7 @@ class AttemptSettler:
         waiters: Waiters,
         save_callbacks: SaveCallbacks,
     ) -> None:
-        self.cache = ExecutionCache(records)
+        self.cache = ExecutionCache(records, registry.clock)
         self.events = Events()
         self._records = records
         self._registry = registry

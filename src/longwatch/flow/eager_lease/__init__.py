@@ -5,7 +5,9 @@ Without it, a transaction queues a new attempt, the commit notifies the workers,
 claims the attempt in a second transaction. With it, the attempt belongs to a worker at the commit.
 That saves the claim: one commit of two between a `set` and the first line of the node's code, and
 one round trip of an exchange with a server. A worker whose open attempts were all leased this way
-also knows their execution without a load (`execution_cache.py`). Nothing but the speed differs.
+also knows their execution without a load (`execution_cache.py`). A caller that begins to wait for a
+value within 50 ms of that commit knows that a read would find none, and waits for the settlement.
+Nothing but the speed differs.
 
 Where it is entered
     a change    `Flow.write_execution` (start, set, unset, retry, abandon, cancel):
@@ -44,10 +46,14 @@ Failure cases
     may have ended. The rows are released in the same transaction.
     A sweeper deleted the owner while it held nothing: the insert reports it. SQLite registers the
     owner in the same transaction, a server right after the commit.
+    Another process changes an execution after that commit, before a caller begins to wait: the
+    caller was not subscribed and does not read. It reads at the next wakeup of the store, at most a
+    second later, as after a lost notification.
     The process forks: a worker belongs to the pid that runs it, so a child reserves nothing.
 
 To remove it, delete this package and
     `flow.py`          the first statement of `Flow.write_execution`, and `local_workers`
+    `execution.py`     `_is_computing_here`, and the call of `forget` in `_change`
     `worker.py`        the registration of the engine in `_while_running`
     `claim_source.py`  `eager_leaser` and the first branch of `exchange`; `write_recalling` becomes
                        `database.write_inline`

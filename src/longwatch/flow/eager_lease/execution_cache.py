@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from longwatch.core.clock import Clock
 from longwatch.flow.attempt import Attempt
 from longwatch.flow.execution_state import ExecutionState
-from longwatch.flow.records import LoadedClaims, LoadedExecutions, Records, ValidClaim
+from longwatch.flow.records import LoadedClaims, Records, ValidClaim
 from longwatch.store.claims import Claim
 from longwatch.store.database import Database, PreconditionFailedError, Transaction
 
 _MAX_CACHED = 1000
 _MAX_CACHED_CHARACTERS = 64 << 10
+_CURRENT_FOR = 0.05
+"""Seconds after its commit for which a cached execution counts as its present state."""
 
 T = TypeVar("T")
 LeasedAttempts = Mapping[str, Mapping[str, Attempt]]
 """The attempts that a transaction has leased as it inserted them, by execution id and node."""
+
+
+class CachedExecution(NamedTuple):
+    """An execution as a commit left it."""
+
+    state: ExecutionState
+    committed_at: float
 
 
 class ExecutionCache:
@@ -26,9 +36,31 @@ class ExecutionCache:
     Each is taken out to be used once. Thread-safe.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, clock: Clock) -> None:
         self._records = records
-        self._cached: LoadedExecutions = {}
+        self._clock = clock
+        self._cached: dict[int, CachedExecution] = {}
+
+    def is_computing(self, number: int, node: str, *, known_nodes: int) -> bool:
+        """Whether this worker leases all open attempts of an execution that was committed a moment
+        ago, with no value of this node, no failed node, and all nodes of its graph.
+
+        A caller that waits for the node then needs no read. Its value can only come from an attempt
+        that this worker settles later, and that settlement finds the caller waiting.
+        """
+        cached = self._cached.get(number)
+        if cached is None or self._clock.monotonic() - cached.committed_at >= _CURRENT_FOR:
+            return False
+        state = cached.state
+        return (
+            not state.is_set(node)
+            and state.progress.known_nodes >= known_nodes
+            and not any(record.failed for record in list(state.nodes.values()))
+        )
+
+    def forget(self, number: int) -> None:
+        """Drop an execution that is about to change."""
+        self._cached.pop(number, None)
 
     def recall(
         self, tx: Transaction, executions: Mapping[Claim, int | None]
@@ -39,7 +71,7 @@ class ExecutionCache:
         cached = {
             number: self._cached.pop(number or 0, None) for number in set(executions.values())
         }
-        loaded = {state.number: state for state in cached.values() if state is not None}
+        loaded = {each.state.number: each.state for each in cached.values() if each is not None}
         if len(loaded) < len(cached):
             return None
         leased = {
@@ -62,12 +94,13 @@ class ExecutionCache:
         """Keep those of these executions, whose changes were just committed, that only this owner
         works on. `leased` are the new attempts that it holds already.
         """
+        committed_at = self._clock.monotonic()
         for state in written:
             opened = leased.get(state.id, {})
             if len(opened) == len(state.new_attempts):
                 state.mark_written(opened)
                 if _is_cacheable(state, owner):
-                    self._cached[state.number] = state
+                    self._cached[state.number] = CachedExecution(state, committed_at)
         for number in list(self._cached)[:-_MAX_CACHED]:
             self._cached.pop(number, None)
 

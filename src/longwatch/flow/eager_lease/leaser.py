@@ -326,6 +326,21 @@ class LocalWorkers:
                 return EagerWrite(worker.leaser, reservation, graph_id, selection)
         return None
 
+    def forget(self, execution: int) -> None:
+        """Forget the cached state of an execution that is about to change."""
+        for worker in self._workers:
+            worker.leaser.settler.cache.forget(execution)
+
+    def are_computing(self, execution: int, node: str, *, known_nodes: int) -> bool:
+        """Whether one of the workers is about to compute this node, so that a read of its value
+        would find none (`ExecutionCache.is_computing`).
+        """
+        return any(
+            worker.pid == os.getpid()
+            and worker.leaser.settler.cache.is_computing(execution, node, known_nodes=known_nodes)
+            for worker in self._workers
+        )
+
 
 def _claimed_attempt(
     state: ExecutionState, new_attempt: NewAttempt, claimed_at: float
