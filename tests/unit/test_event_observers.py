@@ -39,7 +39,7 @@ def subscriptions(tree: ast.AST) -> Iterator[str]:
         if not isinstance(call, ast.Call):
             continue
         names = ast.unparse(call.func).split(".")
-        if names[-1] == "Events" or (
+        if names[-1] in {"Events", "LoggedEvents"} or (
             names[-1] == "subscribe" and names[-2].strip("_").endswith("events")
         ):
             yield from (ast.unparse(argument) for argument in call.args)

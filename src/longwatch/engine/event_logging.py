@@ -18,9 +18,17 @@ _LEVELS = {
 _LOGGER = logging.getLogger("longwatch.runtime")
 
 
+class LoggedEvents(Events):
+    """Events that are logged. A logger that ignores debug events does not observe them."""
+
+    @property
+    def has_debug_observers(self) -> bool:
+        return self.observer_count > 1 or _LOGGER.isEnabledFor(logging.DEBUG)
+
+
 def logged_events() -> Events:
     """Return Events that log every event."""
-    return Events(log_event)
+    return LoggedEvents(log_event)
 
 
 def log_event(event: Event) -> None:

@@ -175,19 +175,19 @@ class SettlementStats:
         self._refused = 0
 
     def record_duration(self, seconds: float) -> None:
-        if self._events.has_observers:
+        if self._events.has_debug_observers:
             self._durations.append(seconds)
 
     def record_settled(self, outcome: RowOutcome) -> None:
         """Count a row that was settled while its code ran."""
-        if self._events.has_observers:
+        if self._events.has_debug_observers:
             self._settled[outcome] += 1
 
     def record_exchange(
         self, batch: Sequence[Settlement], result: ExchangeResult, *, held: int
     ) -> None:
         """Count the settlements of an exchange, and emit the settled and claimed rows."""
-        if not self._events.has_observers:
+        if not self._events.has_debug_observers:
             return
         for settlement, is_settled in zip(batch, result.settled, strict=True):
             self._settled[settlement.outcome] += is_settled
@@ -197,7 +197,7 @@ class SettlementStats:
 
     def emit_claimed(self, rows: int, *, held: int) -> None:
         """Emit claimed rows, if there are any."""
-        if rows and self._events.has_observers:
+        if rows and self._events.has_debug_observers:
             self._events.emit(
                 RowsClaimed(engine=self._engine, rows=rows, held=held, row_kind=self._row_kind)
             )

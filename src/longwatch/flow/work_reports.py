@@ -37,7 +37,7 @@ def emit_ends_on_commit(
     """Emit the attempts that these executions end, after the commit: one event for all that ended
     in the same way. `seconds` are the durations that are known, by the number of the attempt.
     """
-    if events.has_observers:
+    if events.has_debug_observers:
         for event in _count_ends(states, seconds):
             tx.after_commit(partial(events.emit, event))
 

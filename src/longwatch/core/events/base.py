@@ -78,8 +78,12 @@ class Events:
         return lambda: self._unsubscribe(observer)
 
     @property
-    def has_observers(self) -> bool:
-        """Whether there is an observer; expensive events are made only then."""
+    def observer_count(self) -> int:
+        return len(self._observers)
+
+    @property
+    def has_debug_observers(self) -> bool:
+        """Whether an observer takes debug events; expensive ones are made only then."""
         return bool(self._observers)
 
     def emit(self, event: Event) -> None:
