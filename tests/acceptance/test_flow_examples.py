@@ -74,7 +74,7 @@ def test_onboarding_reminds_until_the_profile_is_complete(output: list[str]) -> 
     first, weekly = "Your profile is empty", "Still no profile"
     *mails, tick = block(output, "day 10: ada is waiting")
     assert ["Welcome", first, weekly] == mails
-    assert re.fullmatch(r"each_week is settled, last due .*; fires at .* UTC, in 6 days", tick)
+    assert re.fullmatch(r"each_week is up to date, last due .*; fires at .* UTC, in 6 days", tick)
     ada = block(output, "day 42: ada is archived")
     assert ["Welcome", first, weekly, "Your profile is complete"] == ada
     assert ["Welcome", first, weekly, weekly, weekly] == block(output, "day 42: bob is archived")

@@ -428,9 +428,10 @@ def begin_stop_until(
     clock: FakeClock, is_cancelled: Callable[[], bool], stop: Callable[[float], bool]
 ) -> BackgroundStop:
     """Begin a stop with a deadline, and move time until `is_cancelled`, which has to be before the
-    last half second. Time moves once the stop has its deadline.
+    last second. Time moves once the stop has its deadline, and stands still in that last second:
+    whatever is computed from the time that is left stays right.
     """
-    until = clock.monotonic() + 19.5
+    until = clock.monotonic() + 19.0
     with _first_reading(clock) as has_deadline:
         stopping = BackgroundStop(lambda: stop(20.0))
         assert has_deadline.wait(STOP_TIMEOUT)

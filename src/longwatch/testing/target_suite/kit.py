@@ -14,7 +14,7 @@ from longwatch.testing.target_suite.harness import TargetBehaviour, TargetHarnes
 T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Real seconds after which a call counts as hanging."""
 LONG = 60.0
 """A grace that no check waits for."""
