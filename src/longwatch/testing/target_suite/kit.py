@@ -16,7 +16,7 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 TIMEOUT = 60.0
 """Real seconds after which a call counts as hanging."""
-LONG = 60.0
+LONG = 300.0
 """A grace that no check waits for."""
 SHORT = 0.5
 TOLERANCE = 0.05
