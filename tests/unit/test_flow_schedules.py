@@ -111,6 +111,17 @@ def test_a_recurring_tick_has_exactly_one_schedule(given: dict[str, Any]) -> Non
         tick_recurring("tick", **given)
 
 
+def test_an_option_of_the_other_kind_of_tick_is_refused_with_the_call_that_takes_it() -> None:
+    """Also without a schedule, where the call returns a decorator that may never be used."""
+    graph = Graph("g", version="1")
+    with pytest.raises(GraphError, match=r"takes no every=; write tick_recurring\(…, every=…\)"):
+        graph.tick_once("tick", every=60)
+    with pytest.raises(GraphError, match=r"takes no delay=; write tick_once\(…, delay=…\)"):
+        graph.tick_recurring("tick", delay=60)
+    with pytest.raises(GraphError, match="takes no cron="):
+        tick_once("tick", delay=5, cron="0 9 * * *")
+
+
 def test_a_tick_has_the_options_of_every_node_and_the_rules_for_its_function() -> None:
     assert 5 == tick_once("tick", function=never, max_attempts=5).options.max_attempts
     with pytest.raises(GraphError, match="unsafe heartbeat config"):

@@ -19,7 +19,7 @@ from longwatch.flow.node_options import MAX_COUNT, is_finite_number, is_positive
 from longwatch.flow.nodes import Node, NodeKind, compute
 from longwatch.flow.nodes import input as input_
 from longwatch.flow.saved_value import OnSave, is_on_save
-from longwatch.flow.tick_nodes import tick_once, tick_recurring
+from longwatch.flow.tick_nodes import refuse_foreign_options, tick_once, tick_recurring
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MAX_GRAPH_NAME_LENGTH = 200
@@ -89,6 +89,7 @@ class Graph:
         """Add a node that fires once: `delay` seconds after its gate is met, or, as a decorator,
         when the decorated function says; see `tick_nodes.tick_once`.
         """
+        refuse_foreign_options(NodeKind.TICK_ONCE, name, options)
         make = partial(tick_once, after=after, **options)
         return self._define_tick(name, make, None if delay is None else {"delay": delay})
 
@@ -105,6 +106,7 @@ class Graph:
         expression in a `timezone`, or, as a decorator, when the decorated function says; see
         `tick_nodes.tick_recurring`.
         """
+        refuse_foreign_options(NodeKind.TICK_RECURRING, name, options)
         make = partial(tick_recurring, after=after, **options)
         is_plain = every is not None or cron is not None
         return self._define_tick(name, make, {"every": every, "cron": cron} if is_plain else None)

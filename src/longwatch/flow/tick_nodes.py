@@ -12,6 +12,12 @@ from longwatch.flow.node_options import validate_options
 from longwatch.flow.nodes import Node, NodeKind, validate_function, validate_name
 from longwatch.flow.schedules import Schedule, validate_cron, validate_delay, validate_every
 
+_FOREIGN_OPTIONS = {
+    NodeKind.TICK_ONCE: ({"every", "cron", "timezone"}, NodeKind.TICK_RECURRING),
+    NodeKind.TICK_RECURRING: ({"delay"}, NodeKind.TICK_ONCE),
+}
+"""The options that only the other kind of tick has, and this kind."""
+
 
 def tick_once(
     name: str,
@@ -27,6 +33,7 @@ def tick_once(
     The function returns an aware datetime, a timedelta, seconds from now, or None for never. The
     value of the node is the time at which it was due, in seconds since 1970.
     """
+    refuse_foreign_options(NodeKind.TICK_ONCE, name, options)
     _require_one(name, {"function": function, "delay": delay})
     schedule = None if delay is None else validate_delay(name, delay)
     return _tick(NodeKind.TICK_ONCE, name, after, function, schedule, options)
@@ -48,6 +55,7 @@ def tick_recurring(  # noqa: PLR0913 - three kinds of schedules
     The function returns what that of `tick_once` returns; None ends the tick. After an outage it
     fires once for all times that were missed.
     """
+    refuse_foreign_options(NodeKind.TICK_RECURRING, name, options)
     _require_one(name, {"function": function, "every": every, "cron": cron})
     schedule: Schedule | None = None
     if every is not None:
@@ -72,6 +80,14 @@ def _tick(  # noqa: PLR0913, PLR0917 - the fields of a node
     if schedule is None:
         validate_function(name, function, gate.nodes, node_options)
     return Node(name, kind, gate, function, node_options, schedule=schedule)
+
+
+def refuse_foreign_options(kind: NodeKind, name: str | None, options: dict[str, Any]) -> None:
+    """Raise GraphError for an option that only the other kind of tick has."""
+    foreign, other = _FOREIGN_OPTIONS[kind]
+    for each in options:
+        if each in foreign:
+            raise GraphError(f"{kind} {name!r} takes no {each}=; write {other}(…, {each}=…)")
 
 
 def _require_one(name: str, schedules: dict[str, Any]) -> None:
