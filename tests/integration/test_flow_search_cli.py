@@ -185,7 +185,8 @@ class TestPrune:
         compute_all(worker)
         words = "prune", "--older-than", "1d"
         assert "2 executions would be removed\n" == shell.output(*words, "--dry-run")
-        assert "Remove 2 executions for good? There is no terminal" in shell.output(*words, code=2)
+        question = "Remove 2 executions, unchanged for 1 day, for good? There is no terminal"
+        assert question in shell.output(*words, code=2)
         assert [young, waiting, failed] == shell.listed()[:3]
         assert {"executions": 1, "removed": True} == shell.json_output(
             *words, "--state", "done", "--graph", "people", "--yes"
@@ -220,9 +221,10 @@ class TestPrune:
         Flow(worker.database, [Graph("other", version="1", nodes=[input("n")])]).start("other", n=1)
         words = "prune", "--older-than", "0"
         worker.database.jump.wall += 1.0
-        assert "Remove 1 execution of all graphs for good?" in shell.output(*words, code=2)
+        question = "Remove 1 execution of all graphs, unchanged for 0 s, for good?"
+        assert question in shell.output(*words, code=2)
         named = shell.output(*words, "--graph", "other", code=2)
-        assert "Remove 1 execution for good?" in named
+        assert "Remove 1 execution, unchanged for 0 s, for good?" in named
 
     def test_an_empty_store_is_not_that_of_the_environment(
         self,

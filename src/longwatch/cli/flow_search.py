@@ -14,6 +14,7 @@ from longwatch.cli import execution_views, output
 from longwatch.cli.flow import FlowArgument, Store, open_by_words
 from longwatch.cli.option_values import duration, whole_number
 from longwatch.cli.options import Json, Yes, valid_text
+from longwatch.core.duration import format_duration
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ def prune(  # noqa: PLR0913 - one argument an option
         count = opened.prune(**chosen, dry_run=True)
         if count and not dry_run:
             of_all = " of all graphs" if graph is None and only_graph(opened) is None else ""
-            question = f"Remove {output.pluralize(count, 'execution')}{of_all} for good?"
+            which = f"{output.pluralize(count, 'execution')}{of_all}, unchanged for "
+            question = f"Remove {which}{format_duration(older_than)}, for good?"
             output.confirm(question, yes=yes)
             count = _remove(opened, chosen, count)
     done = "would be removed" if dry_run else "removed"
