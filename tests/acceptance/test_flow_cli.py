@@ -498,7 +498,7 @@ def test_show_tells_values_and_attempts_without_code(place: FlowDirectory) -> No
         line.startswith("report") and line.endswith("… (382 more characters)") for line in text
     )
     one = place.output("show", TARGET, started.id, "--limit", "1")
-    assert "1 older attempt not shown; more with --limit" == one[-1]
+    assert "1 other attempt not shown; more with --limit" == one[-1]
 
 
 def test_show_has_the_metadata_and_history_has_the_values_newest_first(
@@ -719,7 +719,7 @@ def test_explain_shows_an_error_on_its_own_line_and_where_all_of_it_is(
     line = next(each for each in told if each.startswith("pages: "))
     assert "pages: waiting for the time of its next try, attempt 2 of 3" == line
     assert "   last error: ValueError: first…" == told[told.index(line) + 1]
-    assert f"errors in full: longwatch flow show MODULE:FLOW {started.id} --errors" == told[-1]
+    assert f"errors in full: longwatch flow show {TARGET} {started.id} --errors" == told[-1]
     [pages] = [
         each
         for each in place.json_output("explain", TARGET, started.id)["nodes"]

@@ -126,7 +126,7 @@ class TestARefusedList:
         worker.run_all()
         execution.set(pages=7)
         explained = str(execution.explain())
-        assert "given up after 0 attempts" not in explained
+        assert "doubled: given up; change one of its inputs, or retry it" in explained
         assert "elements" not in explained
         assert "needs a list in 'pages', not a number" in explained
 

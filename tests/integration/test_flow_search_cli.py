@@ -255,3 +255,17 @@ class TestPrune:
             *words, "--graph", "peple", code=2
         )
         assert "--older-than is missing" in shell.output("prune", code=2)
+
+
+def test_show_has_the_error_of_a_node_that_no_attempt_has(
+    worker: ManualWorker, shell: Shell
+) -> None:
+    graph = Graph("doubling", version="1", nodes=[input("ages")])
+    graph.map("doubled", over="ages", function=double)
+    started = Flow(worker.database, [graph]).start("doubling", ages=5)
+    *_, blank, last = shell.output("show", started.id).splitlines()
+    assert not blank
+    assert "doubled failed: map 'doubled' needs a list in 'ages', not a number" in last
+    failed = start(worker, age=-1)
+    compute_all(worker)
+    assert "failed:" not in shell.output("show", failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from longwatch.cli.execution_views import error_lines
+from longwatch.cli.execution_views import choose_attempts, error_lines
 
 
 class FailedAttempt(NamedTuple):
@@ -14,6 +14,7 @@ class FailedAttempt(NamedTuple):
     error: str | None = "ValueError: no"
     traceback: str | None = 'Traceback …\n  File "app.py", line 3\nValueError: no'
     element: int | None = None
+    number: int = 1
 
 
 def test_the_error_of_an_attempt_is_followed_by_the_lines_of_its_traceback() -> None:
@@ -34,3 +35,13 @@ def test_the_attempt_of_an_element_has_the_index_of_the_element() -> None:
     assert ["page[3]", "page[removed]"] == [
         line.partition(",")[0] for line in error_lines(attempts) if line.startswith("page")
     ]
+
+
+def test_errors_are_not_hidden_behind_the_newest_attempts() -> None:
+    failed = FailedAttempt(element=0, number=1)
+    attempts: Any = [
+        failed,
+        *(FailedAttempt(element=index, number=index + 1, error=None) for index in (1, 2)),
+    ]
+    assert [2, 3] == [each.number for each in choose_attempts(attempts, 2, errors_first=False)]
+    assert [1, 3] == [each.number for each in choose_attempts(attempts, 2, errors_first=True)]

@@ -160,8 +160,30 @@ def execution_lines(seen: ExecutionView, attempts: Sequence[Computation]) -> lis
         [*_summary_lines(seen.summary), *_metadata_lines(seen.metadata)],
         _value_table(seen),
         _attempt_table(seen.attempts, attempts),
+        _refusal_lines(seen),
     ]
     return [line for part in parts if part for line in ("", *part)][1:]
+
+
+def explanation_lines(explanation: Explanation, flow: str) -> list[str]:
+    """The tree of an explanation; the commands below it name this import path."""
+    return [
+        line if line.startswith(" ") else line.replace(" MODULE:FLOW ", f" {flow} ")
+        for line in str(explanation).splitlines()
+    ]
+
+
+def choose_attempts(
+    attempts: Sequence[Computation], limit: int, *, errors_first: bool
+) -> list[Computation]:
+    """Choose the newest attempts, in their order; with `errors_first`, the newest with an error
+    before any other.
+    """
+    ranked = list(attempts)
+    if errors_first:
+        ranked.sort(key=lambda each: bool(each.error))
+    chosen = {each.number for each in ranked[-limit:]}
+    return [each for each in attempts if each.number in chosen]
 
 
 def error_lines(attempts: Iterable[Computation]) -> list[str]:
@@ -232,10 +254,20 @@ def _attempt_table(every: Sequence[Computation], some: Sequence[Computation]) ->
     lines = table(_ATTEMPT_HEADERS, (_attempt_row(each, now) for each in some)) if some else []
     left = len(every) - len(some)
     return (
-        [*lines, f"{pluralize(left, 'older attempt')} not shown; more with --limit"]
+        [*lines, f"{pluralize(left, 'other attempt')} not shown; more with --limit"]
         if left
         else lines
     )
+
+
+def _refusal_lines(seen: ExecutionView) -> list[str]:
+    """The errors of failed nodes that no attempt has, such as that of a map over a number."""
+    known = {each.error for each in seen.attempts}
+    return [
+        f"{name} failed: {record.error}"
+        for name, record in seen.state.nodes.items()
+        if record.failed and record.error and record.error not in known
+    ]
 
 
 def _attempt_row(attempt: Computation, now: float) -> tuple[object, ...]:

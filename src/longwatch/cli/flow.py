@@ -130,7 +130,7 @@ def show(
     limit: Limit = 100,
     errors: Annotated[
         bool,
-        typer.Option("--errors", help="Show the errors of attempts in full, with tracebacks."),
+        typer.Option("--errors", help="Show errors in full, of the newest attempts that failed."),
     ] = False,
     store: Store = None,
     json: Json = False,
@@ -141,7 +141,7 @@ def show(
     named, [identity] = _parse_words("show", execution, "ID")
     with _open_to_read(named, store) as opened:
         found = view_execution(opened, identity)
-    attempts = found.attempts[-limit:]
+    attempts = execution_views.choose_attempts(found.attempts, limit, errors_first=errors)
     output.print_result(
         [
             *execution_views.execution_lines(found, attempts),
@@ -159,7 +159,9 @@ def explain(execution: ExecutionArguments = None, *, json: Json = False) -> None
     with _open_existing(named, "explain") as flow:
         found = flow.execution(identity).explain()
     output.print_result(
-        str(found).splitlines(), execution_views.explanation_json(found), as_json=json
+        execution_views.explanation_lines(found, _require_flow(named, "explain")),
+        execution_views.explanation_json(found),
+        as_json=json,
     )
 
 

@@ -184,10 +184,7 @@ def _explain_computed(node: Node, facts: _Facts) -> NodeExplanation:
         case NodeStatus.FAILED:
             record = state.node(node.name)
             label, error = "failed", record.error
-            text = (
-                f"given up after {_pluralize(record.spent_attempts, 'attempt')}; retry it, or "
-                f"change one of its inputs"
-            )
+            text = _given_up_text(node, record)
     if node.is_tick:
         label, text = explain_tick(node, state, status, now=facts.now) or (label, text)
     if node.kind is NodeKind.ARCHIVE and status is NodeStatus.FRESH:
@@ -306,6 +303,14 @@ def _attempt_text(attempt: Attempt, record: NodeRecord) -> str:
         f" {record.crashes} of {DEFAULT_BUDGET.max_crashes} crashed,"
         f" {record.lost} of {DEFAULT_BUDGET.max_lost} lost"
     )
+
+
+def _given_up_text(node: Node, record: NodeRecord) -> str:
+    """A map gets here if its list, or the size of its results, was refused: no attempt failed."""
+    if node.kind is NodeKind.MAP:
+        return "given up; change one of its inputs, or retry it"
+    attempts = _pluralize(record.spent_attempts, "attempt")
+    return f"given up after {attempts}; retry it, or change one of its inputs"
 
 
 def _pluralize(count: int, noun: str) -> str:
