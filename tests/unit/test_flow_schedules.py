@@ -122,6 +122,13 @@ def test_an_option_of_the_other_kind_of_tick_is_refused_with_the_call_that_takes
         tick_once("tick", delay=5, cron="0 9 * * *")
 
 
+def test_a_decorator_without_parentheses_is_refused_with_the_cure() -> None:
+    graph: Any = Graph("g", version="1")
+    for decorator in (graph.tick_once, graph.tick_recurring):
+        with pytest.raises(GraphError, match="write the decorator with parentheses"):
+            decorator(never)
+
+
 def test_a_tick_has_the_options_of_every_node_and_the_rules_for_its_function() -> None:
     assert 5 == tick_once("tick", function=never, max_attempts=5).options.max_attempts
     with pytest.raises(GraphError, match="unsafe heartbeat config"):

@@ -234,6 +234,11 @@ class Graph:
         self, name: str | None, make: Callable[..., Node], schedule: dict[str, Any] | None
     ) -> Callable[[FunctionT], FunctionT]:
         """Add a tick with this schedule. Without one, the returned decorator adds it."""
+        if callable(name):
+            raise GraphError(
+                f"the name of a tick is text, not {name!r}; write the decorator with parentheses, "
+                f"such as @graph.tick_once(after=[…])"
+            )
 
         def define(function: FunctionT) -> FunctionT:
             if schedule is not None:
