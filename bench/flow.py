@@ -1,5 +1,4 @@
-"""Flow: a durable workflow of three steps that do nothing, beside DBOS, and what graphs cost in a
-worker.
+"""Flow: three durable steps that do nothing, beside DBOS, and what graphs cost in a worker.
 
 One worker process; one execution after the other, and with 50 in flight. DBOS runs its workflow in
 the calling process; with 50 in flight the better of 50 threads of ours and its own counts. Commits
