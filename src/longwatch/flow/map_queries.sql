@@ -70,11 +70,12 @@ UPDATE longwatch_computations SET pending = pending - :ended
 WHERE execution = :execution AND element IS NULL AND lease_state = -1 AND node = :node
 
 -- name: advance_map
--- Move the place up to which elements are opened over the next :room elements that are to be computed.
+-- Move the place up to which elements are opened over the next :room elements that are to be computed. A server without statistics
+-- would turn NOT EXISTS into a join of every element with every open attempt; a count is looked up by the index.
 UPDATE longwatch_computations SET opened = (SELECT max(position) FROM (
     SELECT position FROM longwatch_map_elements AS m
-    WHERE m.execution = :execution AND m.node = :node AND position > :after AND is_open = 1 AND NOT EXISTS (
-        SELECT 1 FROM longwatch_computations AS c WHERE c.execution = :execution AND c.element = m.element AND lease_state < 3)
+    WHERE m.execution = :execution AND m.node = :node AND position > :after AND is_open = 1 AND 0 = (
+        SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = :execution AND c.element = m.element AND lease_state < 3)
     ORDER BY position LIMIT :room) AS next_elements)
 WHERE execution = :execution AND element IS NULL AND lease_state = -1 AND node = :node
 
@@ -87,8 +88,8 @@ SELECT p.queue, 0, p.execution, p.node, m.failed_attempts + m.crashes + m.lost +
     heartbeat_timeout, abandon_after, max_attempts, m.element, :wall_now
 FROM longwatch_computations AS p JOIN longwatch_map_elements AS m ON m.execution = p.execution AND m.node = p.node
 WHERE p.execution = :execution AND p.element IS NULL AND p.lease_state = -1 AND p.node = :node
-    AND position > :after AND position <= opened AND is_open = 1 AND NOT EXISTS (
-        SELECT 1 FROM longwatch_computations AS c WHERE c.execution = :execution AND c.element = m.element AND lease_state < 3)
+    AND position > :after AND position <= opened AND is_open = 1 AND 0 = (
+        SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = :execution AND c.element = m.element AND lease_state < 3)
 ORDER BY position
 
 -- name: end_element
