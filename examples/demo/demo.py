@@ -130,7 +130,7 @@ def run_scenes(demo: Demo) -> int:
     demo.print_line("act 2: it comes back, and is killed with kill -9")
     os.kill(demo.wait_until_serving()["pid"], signal.SIGKILL)
     demo.wait_for_event("unexpected_exit")
-    demo.print_line("act 3: it comes back, and hangs: alive, but answering nobody")
+    demo.print_line("act 3: it comes back, and hangs: alive, but it answers no request")
     demo.wait_until_serving()
     demo.get("/hang", timeout=0.1)
     if demo.wait_for_event("health_check_restart", "unexpected_exit")["event"] == "unexpected_exit":

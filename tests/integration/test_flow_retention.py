@@ -16,7 +16,15 @@ from flow_rig import (  # noqa: F401 - fixtures
     url_fixture,
 )
 from longwatch.errors import GraphError, UnknownExecutionError, UnknownGraphError, UsageError
-from longwatch.flow import Execution, Flow, Graph, compute, input  # noqa: A004 - the contract's word
+from longwatch.flow import (
+    Execution,
+    Flow,
+    Graph,
+    compute,
+    input,  # noqa: A004 - the contract's word
+    map,  # noqa: A004 - the contract's word
+    tick_recurring,
+)
 from longwatch.flow import retention as module
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.execution_state import ExecutionStatus
@@ -24,7 +32,7 @@ from longwatch.flow.records import Records
 from longwatch.flow.retention import Retention
 from longwatch.flow.sweeper import RETENTION_INTERVAL
 from longwatch.store.database import Database, Transaction
-from longwatch.testing import FakeClock
+from longwatch.testing import FakeClock, run_graph
 
 DAY = 86_400.0
 TABLES = (
@@ -369,8 +377,9 @@ def plans(database: Database) -> list[str]:
         "graph": "g",
         "state": int(ExecutionStatus.DONE),
         "age": 1.0,
-        "after": 0.0,
+        "after": 0,
         "limit": 10,
+        "execution": 1,
         "executions": numbers,
     }
 
@@ -388,9 +397,65 @@ def plans(database: Database) -> list[str]:
 
 def test_every_statement_of_a_batch_reads_an_index(database: Database) -> None:
     found = plans(database)
-    assert 6 == len(found)
+    assert 8 == len(found)
     for plan in found:
         assert "Seq Scan on longwatch" not in plan
         assert "SCAN longwatch" not in plan
         assert "SCAN e" not in plan.replace("SCAN elements", "")
     assert all("longwatch_executions_by_state" in plan for plan in found[:2])
+
+
+class TestExecutionsWithTicks:
+    """They never finish, so their old attempts are removed."""
+
+    def test_keep_only_the_attempts_of_the_last_days_and_all_values(
+        self, database: Database
+    ) -> None:
+        graph = nightly(days=2)
+        with run_graph(graph, database) as run:
+            execution = run.start(shops=["a", "b"])
+            run.advance(10 * DAY)
+            attempts = [each for each in execution.computations() if each.ended_at is not None]
+            now = run.clock.wall()
+            assert {"night", "sums", "report"} == {each.node for each in attempts}
+            assert all(now - (each.ended_at or 0.0) < 2 * DAY + 120 for each in attempts)
+            assert 10 == run.runs["report"]
+            assert ["a!", "b!"] == execution.get("sums", wait=False)
+            run.advance(DAY)
+            assert 11 == run.runs["report"]
+
+    def test_keep_everything_without_the_setting(self, database: Database) -> None:
+        with run_graph(nightly(days=None), database) as run:
+            execution = run.start(shops=["a", "b"])
+            run.advance(10 * DAY)
+            assert 10 == sum(each.node == "report" for each in execution.computations())
+
+    def test_take_turns_in_pages(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_TRIMMED_EXECUTIONS", 2)
+        monkeypatch.setattr(module, "_TRIMMED_ATTEMPTS", 1)
+        worker = ManualWorker(database, nightly(days=None))
+        executions = [worker.flow.start("nightly", shops=["a"]) for _ in range(5)]
+        for execution in executions:
+            worker.write(ENDED_ATTEMPTS, number=execution._number)
+        retention = Retention(database, Records(database.dialect))
+        assert [6, 6, 3, 0] == [retention.trim("nightly", age=DAY) for _ in range(4)]
+        assert 0 == retention.trim("other", age=DAY)
+
+
+ENDED_ATTEMPTS = """
+    INSERT INTO longwatch_computations (queue, lease_state, execution, node, state, attempt,
+        computed_with, abandon_after, max_attempts, created_at, ended_at)
+    SELECT 1, 3, :number, 'report', 'success', 1, '{}', 1, 3, 0, age.ended_at
+    FROM (SELECT 1 AS ended_at UNION ALL SELECT 2 UNION ALL SELECT 3) AS age
+"""
+"""Three that ended long ago."""
+
+
+def nightly(days: float | None) -> Graph:
+    nodes = [
+        input("shops"),
+        tick_recurring("night", ["shops"], every=DAY),
+        map("sums", "shops", lambda shop: f"{shop}!", ["night"]),
+        compute("report", ["sums", "night"], lambda sums, night: [sums, night]),
+    ]
+    return Graph("nightly", version="1", nodes=nodes, retention_days=days)

@@ -33,8 +33,9 @@ class Graph:
     called with a `SavedValue` after the commit of each new value of a computed node.
 
     `retention_days`: workers remove executions that are done, failed, cancelled or archived and
-    have not changed for so many days; None keeps them. It applies to all versions of the graph; of
-    several versions in one Flow, the setting of the last one counts.
+    have not changed for so many days, and attempts that ended so many days ago of executions with
+    planned ticks; None keeps them. It applies to all versions of the graph; of several versions in
+    one Flow, the setting of the last one counts.
     """
 
     def __init__(  # noqa: PLR0913 - one argument a setting

@@ -10,6 +10,9 @@ the last one took, so that no transaction holds its locks for long.
 An execution with very many attempts is removed over several transactions: its attempts go first, in
 pieces, and its row last. If it is changed in between, the execution stays, without the history of
 the attempts that are gone.
+
+An execution with a recurring tick may never finish, and each firing adds attempts to it. `trim`
+removes those of its attempts that ended long ago; values and elements of maps stay.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ BATCH_SECONDS = 0.025
 FIRST_BATCH, SMALLEST_BATCH, LARGEST_BATCH = 100, 10, 500
 _ROWS_PER_EXECUTION = 10
 """Attempts that a batch deletes for each of its executions, and as many elements of maps."""
+_TRIMMED_EXECUTIONS, _TRIMMED_ATTEMPTS = 1000, 500
+"""Executions that one call of `trim` reads, and attempts that each of its transactions deletes."""
 
 _CONSTANTS = {
     "sqlite": {"skip_locked": "", "of_executions": "IN (SELECT value FROM json_each(:executions))"},
@@ -67,6 +72,8 @@ class Retention:
         self._sql = load_queries(
             "longwatch.flow", "retention", database.dialect, **_CONSTANTS[database.dialect]
         )
+        self._trimmed_up_to: dict[str, int] = {}
+        """By graph: the execution behind which `trim` goes on."""
 
     def count(self, graph: str, *, age: float, states: Iterable[ExecutionStatus] = FINISHED) -> int:
         """Count the executions that `remove` would remove."""
@@ -102,6 +109,40 @@ class Retention:
                 if after is not None:
                     self._let_others_write(batch.seconds)
         return removed
+
+    def trim(self, graph: str, *, age: float, max_seconds: float = inf) -> int:
+        """Delete the attempts that ended longer ago than `age` seconds, of executions with planned
+        ticks; returns how many. The next call goes on with other executions.
+        """
+        stop_at, deleted = self._clock.monotonic() + max_seconds, 0
+        page = {
+            "graph": graph,
+            "after": self._trimmed_up_to.pop(graph, 0),
+            "limit": _TRIMMED_EXECUTIONS,
+        }
+        found = self._database.read(lambda tx: tx.rows(self._sql["ticking_executions"], page))
+        for (execution,) in found:
+            if self._clock.monotonic() >= stop_at:
+                break
+            deleted += self._trim_execution(execution, age, stop_at)
+            self._trimmed_up_to[graph] = execution
+        if len(found) < _TRIMMED_EXECUTIONS and self._clock.monotonic() < stop_at:
+            self._trimmed_up_to.pop(graph, None)  # the next call begins anew
+        return deleted
+
+    def _trim_execution(self, execution: int, age: float, stop_at: float) -> int:
+        old = {"execution": execution, "age": age, "limit": _TRIMMED_ATTEMPTS}
+        deleted = 0
+        while self._clock.monotonic() < stop_at:
+            began = self._clock.monotonic()
+            count = self._database.write(
+                lambda tx: tx.execute(self._sql["delete_old_attempts"], old)
+            )
+            deleted += count
+            if count < _TRIMMED_ATTEMPTS:
+                break
+            self._let_others_write(self._clock.monotonic() - began)
+        return deleted
 
     def _let_others_write(self, seconds: float) -> None:
         """Wait as long as a batch took, if the store has one writer: another process polls for the

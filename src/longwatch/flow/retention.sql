@@ -1,4 +1,4 @@
--- Statements that remove finished executions, for all databases. `{of_executions}` selects the executions of a parameter.
+-- Statements that remove finished executions and old attempts, for all databases. `{of_executions}` selects the executions of a parameter.
 
 -- name: expired_executions
 -- Executions of one state that were last changed longer ago than :age, the oldest first. A server locks them, and skips those
@@ -31,3 +31,13 @@ DELETE FROM longwatch_values WHERE execution {of_executions}
 -- name: delete_executions
 -- Delete executions.
 DELETE FROM longwatch_executions WHERE execution {of_executions}
+
+-- name: ticking_executions
+-- The next executions of a graph, behind one of them, in which a firing of a tick is planned.
+SELECT DISTINCT execution FROM longwatch_computations AS c JOIN longwatch_graph_queues AS q ON q.queue = c.queue
+WHERE graph = :graph AND lease_state = 1 AND due_at IS NOT NULL AND execution > :after ORDER BY execution LIMIT :limit
+
+-- name: delete_old_attempts
+-- Delete attempts of an execution that ended longer ago than :age, up to :limit.
+DELETE FROM longwatch_computations WHERE seq IN (
+    SELECT seq FROM longwatch_computations WHERE execution = :execution AND lease_state = 3 AND ended_at < :wall_now - :age LIMIT :limit)

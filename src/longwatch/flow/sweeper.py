@@ -7,8 +7,8 @@
                 computed. Only executions that may be stalled are read: those whose last writer left
                 an attempt open, and those that were settled when the graph had fewer nodes.
     index       every 10 s, until it is complete: values of nodes that are indexed (`indexing.py`)
-    retention   every 60 s, for graphs with `retention_days`: finished executions that are older
-                (`retention.py`)
+    retention   every 60 s, for graphs with `retention_days`: finished executions that are older,
+                and older attempts of executions with ticks (`retention.py`)
 
 Every worker runs them. An error in one sweep does not stop the others. The first worker that finds
 a periodic sweep due runs it and records its result; the others skip it. A sweep finds rows by a
@@ -396,13 +396,12 @@ class FlowSweeper:
         last_versions = {graph.name: graph for graph in self._registry.graphs.values()}
         for name, graph in last_versions.items():
             if graph.retention_days is not None:
-                remove = partial(
-                    self._retention.remove,
-                    name,
-                    age=graph.retention_days * DAY_SECONDS,
-                    max_seconds=RETENTION_SECONDS,
-                )
+                remove = partial(self._remove_old, name, graph.retention_days * DAY_SECONDS)
                 yield partial(self._run_timed, "retention", f"retention/{name}", interval, remove)
+
+    def _remove_old(self, graph: str, age: float) -> int:
+        removed = self._retention.remove(graph, age=age, max_seconds=RETENTION_SECONDS)
+        return removed + self._retention.trim(graph, age=age, max_seconds=RETENTION_SECONDS)
 
     def _run_timed(
         self, name: str, sweep_name: str, interval: float, sweep: Callable[[], int]
