@@ -105,6 +105,12 @@ on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 on_postgres = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 
+def store_wall(database: Database) -> float:
+    """The wall time of the store."""
+    [(wall,)] = database.read(lambda tx: tx.rows("SELECT :wall_now + 0"))
+    return float(wall)
+
+
 class ManualWorker:
     """A Flow and a worker of it without threads: nothing is claimed, settled or swept but by the
     test.

@@ -13,6 +13,7 @@ from flow_rig import (  # noqa: F401 - fixtures
     ManualWorker,
     database_fixture,
     notifications_only_fixture,
+    store_wall,
     url_fixture,
 )
 from longwatch.errors import ComputationFailedError, NotSetError, UsageError
@@ -50,7 +51,7 @@ def states_of(worker: ManualWorker) -> list[str]:
 
 class TestArchiveNodes:
     def test_archive_in_the_transaction_that_meets_their_gate(self, database: Database) -> None:
-        clock = FakeClock()
+        clock = FakeClock(wall=store_wall(database))
         worker = ManualWorker(database, order_graph(), clock=clock)
         execution = worker.flow.start("order", item="tea")
         packed, invoice = sorted(worker.claim(), key=lambda each: each.item.node, reverse=True)
@@ -74,7 +75,9 @@ class TestArchiveNodes:
         assert 0 == worker.flow.sweep()
 
     def test_archive_again_after_a_change_of_their_inputs(self, database: Database) -> None:
-        worker = ManualWorker(database, order_graph(), clock=(clock := FakeClock()))
+        worker = ManualWorker(
+            database, order_graph(), clock=(clock := FakeClock(wall=store_wall(database)))
+        )
         execution = worker.flow.start("order", item="tea")
         worker.run_all()
         execution.unarchive()
@@ -121,7 +124,7 @@ def worker_fixture(database: Database) -> ManualWorker:
             compute("other", ["b"], lambda b: -b),
         ],
     )
-    return ManualWorker(database, graph, clock=FakeClock())
+    return ManualWorker(database, graph, clock=FakeClock(wall=store_wall(database)))
 
 
 @pytest.fixture(name="execution")

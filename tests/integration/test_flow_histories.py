@@ -11,6 +11,7 @@ from flow_rig import (  # noqa: F401 - fixtures
     BackgroundCall,
     ManualWorker,
     database_fixture,
+    store_wall,
     url_fixture,
 )
 from longwatch.engine.claim_source import RowOutcome, Settlement
@@ -55,7 +56,7 @@ def entries_of(execution: Execution, name: str = "log") -> list[Entry]:
 
 class TestEntries:
     def test_are_recorded_with_the_change_newest_first(self, database: Database) -> None:
-        clock = FakeClock()
+        clock = FakeClock(wall=store_wall(database))
         worker = ManualWorker(database, log_graph(), clock=clock)
         execution = worker.flow.start("log", a=1)
         at = clock.wall()
@@ -201,7 +202,9 @@ class TestDownstream:
         assert ("done", 0) == (worker.flow.executions()[0].state, worker.flow.sweep())
 
     def test_a_waiting_get_returns_the_next_change(self, database: Database) -> None:
-        worker = ManualWorker(database, log_graph(), clock=(clock := FakeClock()))
+        worker = ManualWorker(
+            database, log_graph(), clock=(clock := FakeClock(wall=store_wall(database)))
+        )
         execution = worker.flow.start("log", a=1)
         waiting = BackgroundCall(lambda: execution.get("log", newer_than=1, timeout=TIMEOUT))
         clock.await_parked(1)

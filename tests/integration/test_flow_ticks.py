@@ -15,7 +15,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import isolated_nodes
-from flow_rig import ManualWorker, database_fixture, url_fixture  # noqa: F401 - fixtures
+from flow_rig import (  # noqa: F401 - fixtures
+    ManualWorker,
+    database_fixture,
+    store_wall,
+    url_fixture,
+)
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.errors import ComputationFailedError, UsageError
@@ -67,11 +72,6 @@ def status(run: GraphRun) -> ExecutionStatus:
 def set_wall(run: GraphRun, moment: datetime) -> None:
     """Begin a test at this time, whatever the time is."""
     run.clock.jump_wall(moment.timestamp() - run.clock.wall())
-
-
-def store_wall(database: Database) -> float:
-    [(wall,)] = database.read(lambda tx: tx.rows("SELECT :wall_now + 0"))
-    return float(wall)
 
 
 def due_times(run: GraphRun, execution: Execution, node: str, seconds: float) -> list[float]:

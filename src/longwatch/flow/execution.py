@@ -10,7 +10,6 @@ import msgspec
 from longwatch.core.deadline import Deadline
 from longwatch.core.duration import format_duration
 from longwatch.errors import (
-    ComputationFailedError,
     DeadlineExceededError,
     NotSetError,
     UnknownExecutionError,
@@ -25,8 +24,7 @@ from longwatch.flow.explanation import (
     Explanation,
     explain,
     node_statuses,
-    short_error,
-    unreachable_nodes,
+    require_attainable,
 )
 from longwatch.flow.graph import Graph
 from longwatch.flow.history import HistoryEntry, read_history
@@ -424,7 +422,7 @@ class Execution:
             and (newer_than is None or found.revision > newer_than)
         ):
             return found
-        self._require_attainable(state, node)
+        require_attainable(self._definition, state, node)
         return None
 
     def _is_computing_here(self, node: str) -> bool:
@@ -453,22 +451,6 @@ class Execution:
             if rows and not rows[0][0]:
                 return None
         return self._require_loaded(self._flow.records.load(tx, [self._number], for_update=False))
-
-    def _require_attainable(self, state: ExecutionState, node: str) -> None:
-        if state.has_ended:
-            ended = "is archived; unarchive() continues it" if state.archived else "was cancelled"
-            raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value: the execution {ended}"
-            )
-        failed_node = unreachable_nodes(self._definition, state).get(node)
-        if failed_node is not None:
-            record = state.nodes[failed_node]
-            subject = "it" if failed_node == node else f"{failed_node!r}, which it waits for,"
-            count = "once" if record.spent_attempts == 1 else f"{record.spent_attempts} times"
-            raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value: {subject} failed {count}: "
-                f"{short_error(record.error or 'no error')}; `retry` tries it again"
-            )
 
     def _wait(self, node: str, newer_than: int | None, timeout: float | None) -> Any:
         clock, deadline, was_notified = (

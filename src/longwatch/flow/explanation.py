@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from longwatch.errors import ComputationFailedError
 from longwatch.flow.attempt import DELAYED, LEASED, MAP_OPEN, Attempt
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.gates import NOT_TEXT, AllOf, AnyOf, Gate, GateResult, Not, When
@@ -95,6 +96,25 @@ def unreachable_nodes(graph: Graph, state: ExecutionState) -> dict[str, str]:
         ):
             found[name] = found[unreachable_upstream[0]]
     return found
+
+
+def require_attainable(graph: Graph, state: ExecutionState, node: str) -> None:
+    """Raise ComputationFailedError if a node gets no value unless a caller changes something."""
+    if state.has_ended:
+        ended = "is archived; unarchive() continues it" if state.archived else "was cancelled"
+        raise ComputationFailedError(
+            f"node {node!r} of {state.id} will get no value: the execution {ended}"
+        )
+    failed_node = unreachable_nodes(graph, state).get(node)
+    if failed_node is None:
+        return
+    record = state.nodes[failed_node]
+    subject = "it" if failed_node == node else f"{failed_node!r}, which it waits for,"
+    count = "once" if record.spent_attempts == 1 else f"{record.spent_attempts} times"
+    raise ComputationFailedError(
+        f"node {node!r} of {state.id} will get no value: {subject} failed {count}: "
+        f"{short_error(record.error or 'no error')}; `retry` tries it again"
+    )
 
 
 @dataclass(frozen=True, slots=True)
