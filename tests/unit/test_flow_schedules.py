@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.errors import GraphError, PermanentError
-from longwatch.flow import Graph, input, tick_once, tick_recurring  # noqa: A004 - the contract's word
+from longwatch.flow import Flow, Graph, input, tick_once, tick_recurring  # noqa: A004 - the contract's word
 from longwatch.flow.nodes import Node, NodeKind
 from longwatch.flow.schedules import (
     Cron,
@@ -127,6 +127,16 @@ def test_a_decorator_without_parentheses_is_refused_with_the_cure() -> None:
     for decorator in (graph.tick_once, graph.tick_recurring):
         with pytest.raises(GraphError, match="write the decorator with parentheses"):
             decorator(never)
+
+
+@pytest.mark.parametrize("name", ["tick", None])
+def test_a_flow_refuses_a_tick_that_got_neither_schedule_nor_function(name: str | None) -> None:
+    graph = Graph("g", version="1")
+    decorate = graph.tick_recurring(name)
+    with pytest.raises(GraphError, match="of graph 'g' has no schedule; pass delay="):
+        Flow("sqlite:///never.db", [graph])
+    decorate(never)
+    assert Flow("sqlite:///never.db", [graph]).registry.graphs
 
 
 def test_a_tick_has_the_options_of_every_node_and_the_rules_for_its_function() -> None:

@@ -62,6 +62,8 @@ class Graph:
         self.max_running = max_running
         self.on_save = on_save
         self.retention_days = _validate_retention(name, retention_days)
+        self._unfinished_ticks: set[str | None] = set()
+        """The ticks whose function is to follow by a decorator."""
         self.is_sealed = False
         """Whether the graph was given to a Flow, and cannot change any more."""
         self.nodes: dict[str, Node] = {}
@@ -249,11 +251,26 @@ class Graph:
                 )
             named = name if name is not None else str(getattr(function, "__name__", ""))
             self._add([make(named, function=function)])
+            self._unfinished_ticks.discard(name)
             return function
 
         if schedule is not None:
             self._add([make(name, **schedule)])
+        else:
+            self._unfinished_ticks.add(name)
         return define
+
+    def seal(self) -> None:
+        """Take no further node. Raises GraphError for a tick that got neither a schedule nor a
+        function.
+        """
+        for name in self._unfinished_ticks:
+            tick = "a tick" if name is None else f"tick {name!r}"
+            raise GraphError(
+                f"{tick} of graph {self.name!r} has no schedule; pass delay=, every= or cron=, or "
+                f"decorate a function with the call"
+            )
+        self.is_sealed = True
 
     def _add(self, nodes: Iterable[Node]) -> None:
         """Add all of these nodes or none. Raises GraphError at the definition of a wrong node."""

@@ -191,7 +191,7 @@ class Registry:
                 f"graph {graph.name!r} is given twice in version {graph.version!r}; give one "
                 f"of them another version"
             )
-        graph.is_sealed = True
+        graph.seal()
         self.graphs[graph_id] = graph
         indexed = {node.name for node in graph.nodes.values() if node.options.indexed}
         if indexed:
