@@ -1,7 +1,7 @@
 -- Parts of searches for executions that differ on SQLite.
 
 -- name: has_metadata
--- Whether the metadata have a key with this value. `type` tells true from 1 and null from no value.
+-- Whether the metadata have a key with this value. `type` distinguishes true from 1 and null from no value.
 -- A zero byte, at which SQLite cuts text, is read as a character for private use. No JSON has
 -- char(1): it stands for an escaped backslash meanwhile.
 EXISTS (SELECT 1 FROM json_each(
