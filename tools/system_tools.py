@@ -63,6 +63,12 @@ TOOLS = (
         ("sh", "-c", "LD_TRACE_LOADED_OBJECTS=1 busybox sh -c 'exit 3'; test $? = 3"),
         "the image of the containers in tests, which no registry has to serve",
     ),
+    SystemTool(
+        "chromium",
+        "chromium",
+        ("chromium", "--version"),
+        "the status page in a real browser",
+    ),
 )
 
 
