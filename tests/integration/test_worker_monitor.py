@@ -803,6 +803,49 @@ def test_how_one_is(rig: MonitorRig) -> None:
         assert wait_for_reason(ward, HealthReason.OK)
 
 
+def test_the_facts_of_a_worker_follow_its_reports_and_the_age_of_a_beat_goes_on_between_them(
+    rig: MonitorRig,
+) -> None:
+    rig.sources["store"] = FakeSource()
+    with fake_worker(rig) as worker:
+        rig.emit_started(worker.pid)
+        [facts] = rig.monitor.worker_facts()
+        assert (False, "not_started", None, []) == tuple(
+            facts[key] for key in ("joined", "reason", "crash_file", "loops")
+        )
+        rig.report_lease(worker)
+        rig.report_group(worker)
+        for age in (2.0, 0.5):
+            rig.report_state(
+                worker.pid, loops=[{"name": "jobs", "age": age, "holding": 1}, {"name": "idle"}]
+            )
+        record = rig.worker_record(worker.pid)
+        assert eventually(lambda: wait_for_reason(record, HealthReason.OK) and bool(record.stores))
+        assert eventually(lambda: rig.monitor.worker_facts()[0]["loops"][0]["age"] == 0.5)
+        [facts] = rig.monitor.worker_facts()
+        idle = {"name": "idle", "age": None, "max_age": 0.0, "holding": 0}
+        assert {
+            "program": "jobs-1",
+            "pid": worker.pid,
+            "joined": True,
+            "ready": True,
+            "reason": "ok",
+            "stalled": False,
+            "stopping": False,
+            "failing": [],
+            "threshold": THRESHOLD,
+            "slots": 0,
+            "crash_file": str(worker.crash_file),
+            "loops": [{"name": "jobs", "age": 0.5, "max_age": 2.0, "holding": 1}, idle],
+            "stores": [{"url": "store", "name": "jobs", "kind": "mailbox"}],
+        } == facts
+        rig.advance(4.0)
+        [jobs, _] = rig.monitor.worker_facts()[0]["loops"]
+        assert (4.5, 4.5) == (jobs["age"], jobs["max_age"])
+        rig.emit_ended(worker.pid)
+        assert ([], [("store", "mailbox")]) == (rig.monitor.worker_facts(), rig.monitor.stores())
+
+
 def test_one_that_is_told_to_stop_is_draining_at_once_whatever_it_has_said_last(
     rig: MonitorRig,
 ) -> None:

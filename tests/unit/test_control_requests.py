@@ -42,7 +42,12 @@ class Rig:
             cast("Any", SimpleNamespace(pid=os.getpid())),
             clock=FakeClock(),
             extra_status={},
+            extra_requests={"greet": lambda: {"greeting": "hello"}, "wait": self._wait},
         )
+
+    async def _wait(self) -> Facts:
+        await asyncio.sleep(0)
+        return {"waited": True}
 
     def handle(self, request: Facts) -> Facts:
         return asyncio.run(self._requests.handle(request))
@@ -135,3 +140,13 @@ def test_a_status_may_name_nothing() -> None:
     assert ["web"] == [
         each["name"] for each in rig.handle({"do": "status", "programs": ["web"]})["programs"]
     ]
+
+
+def test_the_code_around_the_supervisor_answers_its_own_commands() -> None:
+    rig = Rig()
+    assert {"greeting": "hello"} == rig.handle({"do": "greet"})
+    assert {"waited": True} == rig.handle({"do": "wait"})
+    assert 'unknown command "greeet"; did you mean greet?' == rig.refusal({"do": "greeet"})
+    assert 'unknown key "all" in a greet request; it takes "do"' == rig.refusal(
+        {"do": "greet", "all": True}
+    )

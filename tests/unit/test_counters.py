@@ -287,7 +287,7 @@ def test_what_a_worker_tells_its_parent_arrives_as_it_was_sent() -> None:
         tally(event)
     tally(settled(0.2, 7.0, done=2))
     told = json.loads(json.dumps({"ready": True, "samples": tally.samples()}))
-    assert tally.samples() == WorkerRecord(7, "web").record_state(told)
+    assert tally.samples() == WorkerRecord(7, "web").record_state(told, 0.0)
 
 
 def test_an_event_of_a_kind_that_nobody_counts_is_nothing() -> None:

@@ -6,7 +6,7 @@ Kept light, so that `longwatch status` is fast: it needs no event loop, and only
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,27 @@ def status(state: Path, programs: Sequence[str]) -> ControlResponse:
         key = (program["name"], program["pid"])
         program.update(_usage_facts(before.get(key), after.get(key)))
     return response
+
+
+def workers(state: Path) -> ControlResponse:
+    """The worker processes of all supervisors, and the stores that these use, each once. URLs are
+    complete; mask them before they are shown. A supervisor that refuses the command has none.
+    """
+    answers = [_ask_workers(supervisor) for supervisor in find_supervisors(state)]
+    stores = {(each["url"], each["kind"]): each for answer in answers for each in answer["stores"]}
+    return {
+        "ok": True,
+        "workers": [worker for answer in answers for worker in answer["workers"]],
+        "stores": list(stores.values()),
+    }
+
+
+def _ask_workers(supervisor: RunningSupervisor) -> ControlResponse:
+    with suppress(RefusedError):  # an older version
+        answer = _ask(supervisor, {"do": "workers"}, may_be_gone=True)
+        if answer is not None:
+            return answer
+    return {"workers": [], "stores": []}
 
 
 def shut_down(state: Path, *, timeout: float) -> list[RunningSupervisor]:

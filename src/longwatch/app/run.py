@@ -19,6 +19,7 @@ from longwatch.app.startup_checks import (
     program_name,
     working_directory,
 )
+from longwatch.app.worker_report import WORKERS_COMMAND, worker_report
 from longwatch.config.settings import (
     DEFAULT_STATE_DIR,
     RunSettings,
@@ -71,6 +72,7 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
             command="run",
             shares_state_dir=True,
             extra_status={"version": __version__},
+            extra_requests={WORKERS_COMMAND: worker_report},
             streams=lambda _: streams,
             events=events,
             clock=clock,

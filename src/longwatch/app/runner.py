@@ -156,6 +156,7 @@ class _RunnerCommand:
         environ: Mapping[str, str],
     ) -> None:
         self._settings = settings
+        self._store_url = database.absolute_url
         self._console = console
         self._clock = clock = SystemClock()
         self._events = Events(console.log)
@@ -266,6 +267,7 @@ class _RunnerCommand:
             state,
             status_text=self._status,
             stop=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            store_url=self._store_url,
             clock=self._clock,
             events=self._events,
         )

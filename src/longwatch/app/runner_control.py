@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from longwatch import __version__
+from longwatch.app.worker_report import RUNNER_STORE, WORKERS_COMMAND, worker_report
 from longwatch.config.settings import RUNNER_PROGRAM
 from longwatch.core.clock import Clock
 from longwatch.core.error_text import describe_error
@@ -36,13 +37,15 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "usage": frozenset({"programs", "all"}),
     "stop": frozenset({"programs", "all"}),
     "down": frozenset(),
+    WORKERS_COMMAND: frozenset(),
 }
 """The commands, and the keys that each accepts beside `do`."""
 
 
 class RunnerControl:
     """Answers control requests of a runner. `status_text` returns its status, `stop` begins to
-    drain it. The main thread opens and closes it once.
+    drain it. `store_url` is the complete URL of its store. The main thread opens and closes it
+    once.
     """
 
     def __init__(  # noqa: PLR0913 - a runner and its surroundings, each by name
@@ -52,10 +55,12 @@ class RunnerControl:
         *,
         status_text: Callable[[], str],
         stop: Callable[[], None],
+        store_url: str,
         clock: Clock,
         events: Events,
     ) -> None:
         self._runner = runner
+        self._store_url = store_url
         self._state = state
         self._status_text = status_text
         self._stop = stop
@@ -104,6 +109,8 @@ class RunnerControl:
     async def handle(self, request: JsonObject) -> JsonObject:
         """Run one request. Raises UsageError if a runner does not accept it."""
         command = _command(request)
+        if command == WORKERS_COMMAND:
+            return worker_report(stores=[(self._store_url, RUNNER_STORE)])
         if command == "usage":
             return {"programs": [await self._usage()]}
         if command in {"stop", "down"}:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from longwatch import __version__
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
@@ -20,6 +20,7 @@ from longwatch.app.containers import AppContainers
 from longwatch.app.foreground import Foreground, block_signals
 from longwatch.app.plans import make_plans
 from longwatch.app.startup_checks import busy_port_faults
+from longwatch.app.worker_report import RUNNER_STORE, WORKERS_COMMAND, worker_report
 from longwatch.config.discovery import LoadedConfig, load_config
 from longwatch.config.settings import RUNNER_PROGRAM, masked_settings
 from longwatch.core.clock import SystemClock
@@ -120,6 +121,7 @@ def _make_supervisor(
         shutdown_timeout=_shutdown_timeout(config_file.loaded),
         forget_after=FOREVER if asked.keep_days == "off" else asked.keep_days * DAY,
         extra_status={"version": __version__},
+        extra_requests={WORKERS_COMMAND: config_file.worker_report},
         on_guardian_started=raise_open_file_limit,
         subreaper=True,
         container_host=config_file.container_host,
@@ -211,6 +213,16 @@ class _ConfigFile:
     def worker_monitor(self) -> WorkerMonitor | None:
         """The monitor of worker processes; None while the file has no worker."""
         return None if self._worker_parent is None else self._worker_parent.monitor
+
+    def worker_report(self) -> dict[str, Any]:
+        """The answer to the control command `workers`."""
+        runner = self.loaded.settings.runner
+        if runner is None:
+            return worker_report(self.worker_monitor())
+        from longwatch.app.runner_plan import store_url  # noqa: PLC0415 - only for a file with a runner
+
+        url = store_url(runner.store_url, self.loaded.base_dir)
+        return worker_report(self.worker_monitor(), [(url, RUNNER_STORE)])
 
     def _worker_environment(self, uid: int | None) -> Mapping[str, str]:
         """The environment of worker processes. The first worker creates the parent."""

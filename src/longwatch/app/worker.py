@@ -19,6 +19,7 @@ from longwatch.app.plans import make_worker_plans
 from longwatch.app.run import require_program_name
 from longwatch.app.startup_checks import working_directory
 from longwatch.app.up import raise_open_file_limit
+from longwatch.app.worker_report import WORKERS_COMMAND, worker_report
 from longwatch.config.programs import WorkerSettings
 from longwatch.config.settings import DEFAULT_STATE_DIR, LogSettings
 from longwatch.core.clock import Clock, SystemClock
@@ -132,6 +133,7 @@ class _WorkerCommand:
             command="worker",
             shares_state_dir=True,
             extra_status={"version": __version__},
+            extra_requests={WORKERS_COMMAND: lambda: worker_report(self._worker_parent.monitor)},
             streams=lambda plan: self._console.tagged_streams(
                 plan.name, plan.output, tag=f"{plan.name} | " if tagged else "", is_worker=True
             ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
 from longwatch.supervisor.managed_program import ProgramStatus
 
 ControlResponse = dict[str, Any]
+ExtraRequest = Callable[[], ControlResponse | Awaitable[ControlResponse]]
+"""Answers a request of the code around the supervisor, on the loop: it must not block."""
 
 MAX_TIMEOUT = 86_400.0
 
@@ -45,7 +47,7 @@ _READING_COMMANDS = frozenset({"status", "usage"})
 
 class ControlRequests:
     """Answers requests. Raises UsageError for an invalid one. `extra_status` is added to the status
-    of the supervisor.
+    of the supervisor. `extra_requests` are further commands by name; they take no keys.
     """
 
     def __init__(  # noqa: PLR0913 - the parts that requests are about
@@ -57,7 +59,10 @@ class ControlRequests:
         *,
         clock: Clock,
         extra_status: Mapping[str, str],
+        extra_requests: Mapping[str, ExtraRequest] | None = None,
     ) -> None:
+        self._extra_requests = extra_requests or {}
+        self._known_keys = {**_COMMAND_KEYS, **dict.fromkeys(self._extra_requests, ())}
         self._commands = commands
         self._reload = reload
         self._state_dir = state_dir
@@ -67,8 +72,11 @@ class ControlRequests:
 
     async def handle(self, request: Mapping[str, Any]) -> ControlResponse:
         """Run one request and return its response. Raises UsageError if the request is invalid."""
-        command = _command(request)
-        _require_known_keys(request, command)
+        command = _command(request, self._known_keys)
+        _require_known_keys(request, command, self._known_keys[command])
+        if command in self._extra_requests:
+            found = self._extra_requests[command]()
+            return found if isinstance(found, dict) else await found
         if command == "reload":
             return _reload_response(await self._reload())
         if command == "down":
@@ -113,19 +121,19 @@ class ControlRequests:
         }
 
 
-def _command(request: Mapping[str, Any]) -> str:
+def _command(request: Mapping[str, Any], known: Collection[str]) -> str:
     command = request.get("do")
-    if isinstance(command, str) and command in _COMMAND_KEYS:
+    if isinstance(command, str) and command in known:
         return command
-    listed = f"there are: {', '.join(_COMMAND_KEYS)}"
+    listed = f"there are: {', '.join(known)}"
     if "do" not in request:
         raise UsageError(f'a request names its command with "do"; {listed}')
-    hint = did_you_mean(str(command), _COMMAND_KEYS, default=listed)
+    hint = did_you_mean(str(command), known, default=listed)
     raise UsageError(f"unknown command {_shown(command)}; {hint}")
 
 
-def _require_known_keys(request: Mapping[str, Any], command: str) -> None:
-    known = ("do", *_COMMAND_KEYS[command])
+def _require_known_keys(request: Mapping[str, Any], command: str, keys: Iterable[str]) -> None:
+    known = ("do", *keys)
     for key in request:
         if key not in known:
             listed = ", ".join(f'"{each}"' for each in known)

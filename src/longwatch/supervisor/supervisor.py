@@ -30,7 +30,7 @@ from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import KILL_NOW, StopPolicy
 from longwatch.host.service import Service
 from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
-from longwatch.supervisor.control_requests import ControlRequests
+from longwatch.supervisor.control_requests import ControlRequests, ExtraRequest
 from longwatch.supervisor.end_judge import EndJudge, EndJudges
 from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
 from longwatch.supervisor.plan import Plans, ProgramKind, ProgramPlan, validate_plans
@@ -69,12 +69,12 @@ class Supervisor(Service):
     `longwatch status` can reach it. One supervisor at a time can own a directory. With
     `shares_state_dir`, this process does not own it, and no record survives. `command` is the
     Longwatch command that this process runs. `plan_source` returns the plans for a reload, and
-    `extra_status` is added to the supervisor's part of `longwatch status --json`. With `subreaper`,
-    this process inherits the orphans of its programs. `on_guardian_started` is called once the
-    guardian runs, before anything else is opened. Programs do not inherit what it changes.
-    `container_host` connects to a container runtime; it is called on the loop for the first
-    container. `refresh_plans` is called in a thread before a reset. It returns the new plans, or
-    None if they are unchanged.
+    `extra_status` is added to the supervisor's part of `longwatch status --json`. `extra_requests`
+    are further commands of the control socket, by name. With `subreaper`, this process inherits the
+    orphans of its programs. `on_guardian_started` is called once the guardian runs, before anything
+    else is opened. Programs do not inherit what it changes. `container_host` connects to a
+    container runtime; it is called on the loop for the first container. `refresh_plans` is called
+    in a thread before a reset. It returns the new plans, or None if they are unchanged.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -90,6 +90,7 @@ class Supervisor(Service):
         shutdown_timeout: float | None = None,
         forget_after: float = THIRTY_DAYS,
         extra_status: Mapping[str, str] | None = None,
+        extra_requests: Mapping[str, ExtraRequest] | None = None,
         on_guardian_started: Callable[[], None] = lambda: None,
         subreaper: bool = False,
         cgroups: bool = True,
@@ -128,6 +129,7 @@ class Supervisor(Service):
         self._main_program = main_program
         self._shutdown_timeout, self._forget_after = shutdown_timeout, forget_after
         self._extra_status = {"command": command, **(extra_status or {})}
+        self._extra_requests = extra_requests
         self._on_guardian_started = on_guardian_started
         self._state_directory: StateDirectory | None = None
         if state_dir is not None:
@@ -332,6 +334,7 @@ class Supervisor(Service):
                 self.guardian,
                 clock=self.clock,
                 extra_status=self._extra_status,
+                extra_requests=self._extra_requests,
             )
             await self._state_directory.open_control(
                 self._socket_directory.path / "control", requests.handle

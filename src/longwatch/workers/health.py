@@ -89,13 +89,8 @@ class WorkersHealth(Service):
 
     def _worker_reason(self, name: str) -> HealthReason:
         workers = [worker for worker in self._monitor.workers() if worker.program == name]
-        if not workers:
-            return HealthReason.NOT_RUNNING
-        reason = workers[-1].reason
         return (
-            HealthReason.UNREACHABLE
-            if reason is HealthReason.OK and workers[-1].is_unreachable(self._clock.boottime())
-            else reason
+            workers[-1].reason_at(self._clock.boottime()) if workers else HealthReason.NOT_RUNNING
         )
 
     def _start_reason(self, name: str) -> HealthReason:

@@ -125,6 +125,8 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         self._workers: dict[int, WorkerRecord] = {}
         self._stores: dict[str, Any] = {}
         self._renewers: dict[str, WorkerLeaseRenewer] = {}
+        self._store_kinds: dict[tuple[str, str], None] = {}
+        """URLs and kinds of stores, in the order of their first report."""
         self._counters = EventCounters()
         self._merged = MergedSamples()
         self._early_messages: list[Mapping[str, Any]] = []
@@ -159,6 +161,20 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
     def workers(self) -> list[WorkerRecord]:
         with self._lock:
             return list(self._workers.values())
+
+    def worker_facts(self) -> list[dict[str, Any]]:
+        """The state of each worker as plain JSON types. Never blocks."""
+        monotonic, boottime = self._clock.monotonic(), self._clock.boottime()
+        with self._lock:
+            return [
+                worker.facts(monotonic=monotonic, boottime=boottime)
+                for worker in self._workers.values()
+            ]
+
+    def stores(self) -> list[tuple[str, str]]:
+        """The URL and kind of each store that a worker has claimed from so far, each once."""
+        with self._lock:
+            return list(self._store_kinds)
 
     def samples(self) -> list[MetricSample]:
         """The counts of all workers, ended ones included, and of the events that were observed."""
@@ -371,13 +387,15 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         )
 
     def _merge_samples(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
-        samples = worker.record_state(message)
         with self._lock:
+            samples = worker.record_state(message, self._clock.monotonic())
             self._merged.update(worker.serial, samples)
 
     def _add_leases(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         locator: Mapping[str, str] = message["source"]
         page = worker.pages.get(int(message["owner"]))
+        with self._lock:
+            self._store_kinds[locator["url"], locator["kind"]] = None
         source = open_claim_source(locator, self._stores, events=self._events)
         if page is None:  # it has ended before this was handled
             self._sweep_ended(worker, [source])

@@ -5,8 +5,9 @@ beats.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from longwatch.core.health import HealthReason
 from longwatch.core.lease import Lease, LeasePolicy, RenewalSchedule
@@ -20,6 +21,37 @@ WORKER_LEASE = LeasePolicy(PARENT_LEASE_SECONDS)
 SilentRows = Mapping[int, Mapping[int, float]]
 RowPlace = tuple[str, str, int]
 """A row: the URL of its store, the name of its mailbox, and its number."""
+
+
+class StorePlace(NamedTuple):
+    """Where an engine claims from: a mailbox or the graphs of a store."""
+
+    url: str
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopState:
+    """The state of one loop as its process last reported it, at `reported_at` of our clock."""
+
+    name: str
+    age: float | None
+    """Seconds since its last beat; None while it does not run."""
+    max_age: float
+    """The largest age so far."""
+    holding: int
+    reported_at: float
+
+    def facts(self, now: float) -> dict[str, object]:
+        """As plain JSON types. The age goes on after the report."""
+        age = None if self.age is None else self.age + max(now - self.reported_at, 0.0)
+        return {
+            "name": self.name,
+            "age": age,
+            "max_age": max(self.max_age, age or 0.0),
+            "holding": self.holding,
+        }
 
 
 class EngineLeases:
@@ -88,7 +120,8 @@ class WorkerRecord:
         """Whether the supervisor is stopping it."""
         self._is_ready = False
         self._failing: list[str] = []
-        self._places: dict[int, tuple[str, str]] = {}
+        self._loop_states: dict[str, LoopState] = {}
+        self._places: dict[int, StorePlace] = {}
         self._completed = 0
         """Rows completed by engines that have ended."""
 
@@ -101,13 +134,15 @@ class WorkerRecord:
                 self.has_finished = True
             case "leases":
                 owner, place = int(report["owner"]), report["source"]
-                self._places[owner] = (str(place["url"]), str(place["name"]))
+                self._places[owner] = StorePlace(
+                    str(place["url"]), str(place["name"]), str(place["kind"])
+                )
                 self.pages[owner] = ChildBeatPage(report["page"])
 
     def running_rows(self) -> frozenset[RowPlace]:
         """The rows that it works on, or had begun when it ended."""
         return frozenset(
-            (*self._places[owner], row)
+            (*self._places[owner][:2], row)
             for owner, page in tuple(self.pages.items())
             for row in page.read().running_rows
         )
@@ -136,14 +171,51 @@ class WorkerRecord:
         self.slots = int(facts.get("slots", 0))
         self.has_joined = True
 
-    def record_state(self, facts: Mapping[str, Any]) -> list[MetricSample]:
+    def record_state(self, facts: Mapping[str, Any], now: float) -> list[MetricSample]:
         """Note the state of the loops. Returns their metrics."""
         self._is_ready = bool(facts.get("ready"))
         self._failing = [str(each) for each in facts.get("failing", ())]
+        for loop in facts.get("loops", ()):
+            self._record_loop(loop, now)
         return [
             MetricSample(str(name), tuple(map(str, labels)), value)
             for name, labels, value in facts.get("samples", ())
         ]
+
+    def _record_loop(self, facts: Mapping[str, Any], now: float) -> None:
+        name, age = str(facts["name"]), facts.get("age")
+        known = self._loop_states.get(name)
+        self._loop_states[name] = LoopState(
+            name=name,
+            age=None if age is None else float(age),
+            max_age=max(float(age or 0.0), 0.0 if known is None else known.max_age),
+            holding=int(facts.get("holding", 0)),
+            reported_at=now,
+        )
+
+    @property
+    def stores(self) -> list[StorePlace]:
+        """The places that its engines claim from, each once."""
+        return list(dict.fromkeys(self._places[owner] for owner in tuple(self.pages)))
+
+    def facts(self, *, monotonic: float, boottime: float) -> dict[str, Any]:
+        """Its state as plain JSON types. Never blocks."""
+        reason = self.reason_at(boottime)
+        return {
+            "program": self.program,
+            "pid": self.pid,
+            "joined": self.has_joined,
+            "ready": reason is HealthReason.OK,
+            "reason": reason.value,
+            "stalled": self.is_stalled,
+            "stopping": self.is_stopping,
+            "failing": list(self._failing),
+            "threshold": self.stall_threshold,
+            "slots": self.slots,
+            "crash_file": None if self.crash_file is None else str(self.crash_file),
+            "loops": [state.facts(monotonic) for state in self._loop_states.values()],
+            "stores": [place._asdict() for place in self.stores],
+        }
 
     def silent_rows(self, now: float) -> SilentRows:
         """By lease owner: the rows whose code gave no beat for the threshold, and for how many
@@ -161,9 +233,18 @@ class WorkerRecord:
         """Whether one of its stores has confirmed no renewal for as long as leases last."""
         return any(leases.is_unreachable(now) for leases in tuple(self.engine_leases.values()))
 
+    def reason_at(self, now: float) -> HealthReason:
+        """Why it is not ready, at this time of the boot clock."""
+        reason = self.reason
+        return (
+            HealthReason.UNREACHABLE
+            if reason is HealthReason.OK and self.is_unreachable(now)
+            else reason
+        )
+
     @property
     def reason(self) -> HealthReason:
-        """Why it is not ready."""
+        """Why it is not ready, as far as it has reported."""
         if not self.has_joined:
             return HealthReason.NOT_STARTED
         if self.is_stalled:
