@@ -23,7 +23,7 @@ help: ## list what can be made
 
 setup: $(VENV)/.dev ## make the environment for development in .venv, and nothing else
 
-demo: $(VENV)/.runtime ## watch Longwatch keep a crashing web server alive
+demo: $(VENV)/.runtime ## watch Longwatch keep programs, workers, a graph and agents up, until Ctrl-C
 	@$(BIN)/python $(DEMO)
 
 test: $(VENV)/.dev ## everything that must hold: lint, types, layers, the built wheel, all tests
@@ -61,7 +61,7 @@ $(BIN)/python:
 	@$(call quietly,making $(VENV) with $(PYTHON),$(PYTHON) -m venv --clear $(VENV))
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
-	@$(call quietly,installing longwatch,$(BIN)/python -m pip install --editable .)
+	@$(call quietly,installing longwatch,$(BIN)/python -m pip install --editable '.[page,runner]')
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

@@ -1,171 +1,166 @@
-"""`longwatch run` keeps a web server up that crashes, is killed, and hangs. It takes about half a
-minute and ends by itself.
+"""The product in one picture: `longwatch up` with programs that fail in every way, until Ctrl-C.
 
-Run it with `make demo`, or: python examples/demo/demo.py
+    shop       a web server that crashes and hangs
+    pages      two worker processes; some messages hang until the watchdog ends them
+    reports    a graph that survives the death of its worker
+    runner     an agent for each event of two simulated clusters
+    page       the status page
+
+Run it with `make demo`, or: python examples/demo/demo.py [--seconds N]
 """
 
 from __future__ import annotations
 
-import http.client
+import argparse
 import json
 import os
-import queue
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-SERVER = Path(__file__).with_name("server.py")
-OPTIONS = (
-    "--health-interval=1",
-    "--health-timeout=1",
-    "--health-failures=2",
-    "--health-start-grace=1",
-    "--stop-grace=2",
-    "--log-format=json",
-)
-TIMEOUT = 30.0
+from stage import Stage
 
 Record = dict[str, Any]
 
+START_TIMEOUT = 60.0
+SENTENCES = {
+    "unexpected_exit": "{program} ended after {lasted:.1f} s: {why}",
+    "health_check_restart": "{program} ended after {lasted:.1f} s: {why}",
+    "program_started": "{program} is started again, pid {pid}",
+    "health_check_failed": "{program} fails its health check: {reason}",
+    "worker_stalled": "{program} gave no beat for {elapsed:.1f} s; its stacks: {stacks}",
+    "worker_rows_reclaimed": "claims of {program} are released for other workers: {rows}",
+    "agent_run_ended": "an agent run for {cluster} ended: {status}",
+    "circuit_breaker_tripped": "{program} failed too often: {reason}",
+}
+"""What is printed for an event of the log, by its name."""
+_POLL_SECONDS = 0.2
+
 
 class Demo:
-    """The demo's stage: one `longwatch run`, its log as it comes, and what there is to say about
-    it.
-    """
+    """What the demo prints: what there is to see, then what Longwatch does, then what was lost."""
 
-    def __init__(self, port: int, state: str) -> None:
-        self.port = port
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
         self.began = time.monotonic()
-        self.records: queue.Queue[Record] = queue.Queue()
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "longwatch",
-                "run",
-                "--name=server",
-                f"--state-dir={state}",
-                *OPTIONS,
-                "--",
-                sys.executable,
-                str(SERVER),
-            ],
-            env={**os.environ, "PORT": str(port), "CRASH_AT_RANDOM": "1"},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        assert self.process.stderr is not None
-        threading.Thread(
-            target=self._read_records, args=(self.process.stderr,), daemon=True
-        ).start()
+        self.stopping = threading.Event()
 
-    def print_line(self, text: str) -> None:
-        print(f"{time.monotonic() - self.began:5.1f} s  {text}", flush=True)
-
-    def get(self, path: str, timeout: float = 1.0) -> str:
-        """GET the path; the answer, or what went wrong."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+    def run(self, seconds: float | None) -> int:
+        """Run until a stop signal, or for so many seconds. Returns the exit code."""
+        self.stage.prepare()
+        self.stage.start()
         try:
-            connection.request("GET", path)
-            return connection.getresponse().read().decode()
-        except OSError as error:
-            return f"no answer ({type(error).__name__})"
+            self._wait_until_up()
+            self._print_guide()
+            self._narrate(seconds)
         finally:
-            connection.close()
+            self._print("stopping: messages in flight finish first")
+            code = self.stage.stop()
+        self._print_totals(code)
+        return code
 
-    def wait_for_event(self, *events: str) -> Record:
-        """Tell what longwatch does until one of these events comes; returns it."""
-        while True:
-            record = self.records.get(timeout=TIMEOUT)
-            self._print_record(record)
-            if record["event"] in events:
-                return record
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._is_up() and not self.stopping.is_set():
+            if self.stage.process is None or self.stage.process.poll() is not None:
+                sys.exit(f"longwatch up did not start:\n{self._last_output()}")
+            if time.monotonic() > deadline:
+                sys.exit(f"not everything was ready in time; see {self.stage.place}/up.log")
+            time.sleep(_POLL_SECONDS)
 
-    def wait_until_serving(self) -> Record:
-        """Wait until the server answers again; returns the record of its start."""
-        started = self.wait_for_event("program_started")
-        while self.process.poll() is None and "healthy" not in (answer := self.get("/health")):
-            time.sleep(0.05)
-        self.print_line(f"   the server answers: {answer}")
-        return started
+    def _is_up(self) -> bool:
+        status = self.stage.command("status", "--json")
+        programs = json.loads(status)["programs"] if status else []
+        return bool(programs) and all(program["ready"] for program in programs)
 
-    def _read_records(self, lines: IO[bytes]) -> None:
-        for line in lines:
-            with suppress(ValueError):
-                self.records.put(json.loads(line))
+    def _last_output(self) -> str:
+        return (self.stage.place / "up.log").read_text(encoding="utf-8")[-2000:]
 
-    def _print_record(self, record: Record) -> None:
-        match record["event"]:
-            case "program_started":
-                self.print_line(
-                    f"   longwatch: started the server, pid {record['pid']} (start "
-                    f"{record['start_number']})"
-                )
-            case "restart_scheduled":
-                self.print_line(f"   longwatch: will start it again in {record['delay']:g} s")
-            case "health_check_failed":
-                self.print_line(
-                    f"   longwatch: health check failed ({record['failures']} of "
-                    f"{record['threshold']}): {record['reason']}"
-                )
-            case "unexpected_exit" | "health_check_restart" | "shutdown_complete":
-                self.print_line(
-                    f"   longwatch: {record['event']}, {record['cause']}, after "
-                    f"{record['lasted']:.1f} s"
-                )
+    def _print_guide(self) -> None:
+        print(
+            f"""
+Longwatch keeps everything in {self.stage.place} up.
 
+Look at
+    {self.stage.command("page", "--link") or "(no status page: its extra is not installed)"}
+    http://127.0.0.1:{self.stage.ports["metrics"]}/metrics
+    longwatch top --state-dir {self.stage.state}
 
-def run_scenes(demo: Demo) -> int:
-    """The four acts."""
-    demo.print_line("act 1: a web server is started, and dies by itself when it feels like it")
-    demo.wait_until_serving()
-    demo.wait_for_event("unexpected_exit")
-    demo.print_line("act 2: it comes back, and is killed with kill -9")
-    os.kill(demo.wait_until_serving()["pid"], signal.SIGKILL)
-    demo.wait_for_event("unexpected_exit")
-    demo.print_line("act 3: it comes back, and hangs: alive, but it answers no request")
-    demo.wait_until_serving()
-    demo.get("/hang", timeout=0.1)
-    if demo.wait_for_event("health_check_restart", "unexpected_exit")["event"] == "unexpected_exit":
-        demo.print_line(
-            "   (its mood was quicker than the check: that is a failure like any other)"
+Kill something, and see it come back:
+    a worker          kill -9 {self._pid("pages-1")}
+    the web server    kill -9 {self._pid("shop")}
+    the agents        kill -9 {self._pid("runner")}
+    or let it hang    kill -STOP {self._pid("pages-2")}
+                      curl -m 1 http://127.0.0.1:{self.stage.ports["shop"]}/hang
+
+Ctrl-C stops everything and counts what was lost.
+""",
+            flush=True,
         )
-    demo.print_line("act 4: it comes back, and SIGTERM to longwatch stops both")
-    demo.wait_until_serving()
-    demo.process.terminate()
-    demo.wait_for_event("shutdown_complete")
-    return demo.process.wait(TIMEOUT)
+
+    def _pid(self, program: str) -> str:
+        status = self.stage.command("status", program, "--json")
+        return str(json.loads(status)["programs"][0]["pid"]) if status else "PID"
+
+    # --- what happens ---
+
+    def _narrate(self, seconds: float | None) -> None:
+        end = None if seconds is None else time.monotonic() + seconds
+        for record in self._records():
+            if record is not None and (text := describe(record)):
+                self._print(text)
+            if self.stopping.is_set() or (end is not None and time.monotonic() > end):
+                return
+
+    def _records(self) -> Iterator[Record | None]:
+        """Yield each record of the log of events, and None while there is no new one."""
+        with (self.stage.state / "logs" / "watchdog.log").open(encoding="utf-8") as log:
+            line = ""
+            while True:
+                line += log.readline()
+                if line.endswith("\n"):
+                    yield json.loads(line)
+                    line = ""
+                else:
+                    self.stopping.wait(_POLL_SECONDS)
+                    yield None
+
+    def _print(self, text: str) -> None:
+        print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
+
+    def _print_totals(self, code: int) -> None:
+        totals = self.stage.totals()
+        self._print(
+            f"pages: {totals.sent} sent, {totals.done} done, {totals.queued} queued, "
+            f"{totals.dead} dead letters, {len(totals.lost)} lost"
+        )
+        self._print(f"reports: {totals.reports} started, {totals.reports_done} done")
+        self._print(f"longwatch up ended with exit code {code}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def describe(record: Record) -> str:
+    """A sentence about an event; empty for events that the demo does not show."""
+    is_first_start = record["event"] == "program_started" and record["start_number"] == 1
+    sentence = "" if is_first_start else SENTENCES.get(record["event"], "")
+    return sentence.format_map(record | {"why": record.get("detail") or record.get("cause")})
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="longwatch-demo-") as state:
-        show = Demo(free_port(), state)
-        try:
-            code = run_scenes(show)
-        finally:
-            if show.process.poll() is None:
-                show.process.kill()
-                show.process.wait()
-        log = Path(state, "logs", "watchdog.log").read_text().splitlines()
-        restarts = sum(json.loads(line)["event"] == "restart_scheduled" for line in log)
-        show.print_line(
-            f"the end: started again {restarts} times, exit code {code} (128 + SIGTERM); the "
-            f"log had {len(log)} JSON lines"
-        )
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--seconds", type=float, help="end after this time; default: at Ctrl-C")
+    seconds = options.parse_args().seconds
+    with tempfile.TemporaryDirectory(prefix="longwatch-demo-") as place:
+        demo = Demo(Stage(Path(place)))
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, lambda *_: demo.stopping.set())
+        sys.exit(demo.run(seconds))
 
 
 if __name__ == "__main__":
+    os.umask(0o077)
     main()

@@ -1,15 +1,65 @@
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
+import pytest
+
+from run_process import TIMEOUT, PipeLines
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo" / "demo.py"
 
 
-def test_the_demo_shows_its_four_acts_and_ends_by_itself(wheel_python: Path) -> None:
-    done = subprocess.run(
-        [wheel_python, DEMO], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    assert (0, "") == (done.returncode, done.stderr)
-    for act in range(1, 5):
-        assert f"act {act}: " in done.stdout
+class RunningDemo:
+    """The demo at work, and what it prints."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self._lines = PipeLines(process.stdout.fileno())
+
+    def wait_for(self, text: str) -> str:
+        """The next line with this text. Fails at the end of the output."""
+        deadline = time.monotonic() + TIMEOUT
+        while (line := self._lines.next_line(deadline)) is not None:
+            if text in line.decode():
+                return line.decode()
+        pytest.fail(f"{text!r} did not come: {self._lines.text.decode()}")
+
+
+@contextmanager
+def running_demo() -> Iterator[RunningDemo]:
+    with subprocess.Popen(
+        [sys.executable, DEMO],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        try:
+            yield RunningDemo(process)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(TIMEOUT)
+
+
+def test_a_worker_killed_in_the_demo_comes_back_and_nothing_is_lost() -> None:
+    with running_demo() as demo:
+        killed = int(re.findall(r"\d+", demo.wait_for("    a worker "))[-1])
+        demo.wait_for("Ctrl-C stops everything")
+        os.kill(killed, signal.SIGKILL)
+        assert "signal 9" in demo.wait_for("pages-1 ended")
+        again = int(demo.wait_for("pages-1 is started again").split()[-1])
+        demo.process.send_signal(signal.SIGINT)
+        assert ", 0 dead letters, 0 lost" in demo.wait_for("pages: ")
+        demo.wait_for("longwatch up ended with exit code 0")
+        assert 0 == demo.process.wait(TIMEOUT)
+        assert [] == [pid for pid in (killed, again) if psutil.pid_exists(pid)]
