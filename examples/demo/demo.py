@@ -74,8 +74,7 @@ class Demo:
             time.sleep(_POLL_SECONDS)
 
     def _is_up(self) -> bool:
-        status = self.stage.command("status", "--json")
-        programs = json.loads(status)["programs"] if status else []
+        programs = self.stage.status()["programs"]
         return bool(programs) and all(program["ready"] for program in programs)
 
     def _last_output(self) -> str:
@@ -104,8 +103,8 @@ Ctrl-C stops everything and counts what was lost.
         )
 
     def _pid(self, program: str) -> str:
-        status = self.stage.command("status", program, "--json")
-        return str(json.loads(status)["programs"][0]["pid"]) if status else "PID"
+        programs = self.stage.status()["programs"]
+        return next((str(each["pid"]) for each in programs if each["name"] == program), "PID")
 
     # --- what happens ---
 

@@ -4,6 +4,7 @@ and the count of what was sent, done and lost.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from longwatch import open_mailbox
 from longwatch.flow import Flow
@@ -88,8 +90,14 @@ class Stage:
             self.process.kill()
             return self.process.wait()
 
+    def status(self) -> dict[str, Any]:
+        """What `longwatch status --json` shows; no programs if nothing answers."""
+        text = self.command("status", "--json")
+        found: dict[str, Any] = json.loads(text) if text else {"programs": []}
+        return found
+
     def command(self, *arguments: str) -> str:
-        """Run `longwatch` in the directory; returns its output, empty if it failed."""
+        """Run `longwatch` in the directory; returns its standard output."""
         done = subprocess.run(
             [sys.executable, "-m", "longwatch", *arguments],
             check=False,
@@ -99,7 +107,7 @@ class Stage:
             text=True,
             timeout=30,
         )
-        return done.stdout.strip() if done.returncode == 0 else ""
+        return done.stdout.strip()
 
     # --- what was lost ---
 
