@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint chaos bench wheel api constraints clean
+.PHONY: help setup demo test lint chaos bench wheel api reference docs constraints clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,13 @@ wheel: $(VENV)/.dev ## build wheel and sdist into dist/, install the wheel into 
 
 api: $(VENV)/.dev ## record the public names after a wanted change of the public surface
 	@$(BIN)/python tools/public_api.py > tests/unit/public_api.txt
+
+reference: $(VENV)/.dev ## generate the parts of docs/reference that the code decides
+	@set -e; for each in tools/*_reference.py; do $(BIN)/python "$$each"; done
+
+docs: $(VENV)/.dev ## build the documentation as a site into build/site, without a network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html; to search in it: $(BIN)/python -m http.server --directory build/site"
 
 constraints: | $(BIN)/python ## pin today's newest versions in constraints.txt
 	@$(BIN)/python tools/constraints.py

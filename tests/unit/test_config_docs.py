@@ -1,5 +1,5 @@
-"""What people are shown is what there is: every key, with its default, in the reference and in
-the file of `longwatch init`.
+"""The file of `longwatch init` shows every key with its default. (tests/unit/test_reference.py has
+the page docs/reference/settings.md.)
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import pytest
 from msgspec import inspect as kinds
 
 from longwatch.app.scaffold import example_config
-from longwatch.config.settings import VARIABLES, Settings, load_settings
+from longwatch.config.settings import Settings, load_settings
 from longwatch.config.value_checks import TypeInfo, union_members, without_metadata
-from markdown_files import ROOT, Page
 
-REFERENCE = ROOT / "docs" / "reference" / "settings.md"
 _SETTING = re.compile(r"^# ?(?=[\w.]+ = |\[)", re.MULTILINE)
 _WITHOUT_DEFAULT = re.compile(r"# (example|.*default:)")
 _OTHER_KIND = re.compile(r"^(health\.command|liveness\.command|liveness\.port) = .*$", re.MULTILINE)
@@ -30,18 +28,6 @@ _EXAMPLE_NAMES = {
     "runner.source": "runner.source.prod",
 }
 _FREE_TABLES = {"env", "headers", "labels", "arguments"}
-_REQUIRED = {
-    "program.web.command",
-    "worker.jobs.target",
-    "container.agent.image",
-    "runner.source.prod.url",
-    "runner.agent.command",
-}
-
-
-def documented() -> str:
-    """Every block of TOML in the reference, one after the other."""
-    return "\n".join(block.text for block in Page.read(REFERENCE).blocks if block.info == ("toml",))
 
 
 def values(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, object]]:
@@ -93,56 +79,6 @@ DOCUMENTED_BY_LIVENESS = {path for path in DEFAULTS if re.search(r"\.(readiness|
 """What other probes need not tell again."""
 PROBES_OF_PROGRAMS = {path for path in DEFAULTS if path.startswith("program.web.liveness.")}
 """What the file of `init` shows for its container: its program has `health`."""
-
-
-def test_the_reference_has_every_key_and_none_that_there_is_not() -> None:
-    told = dict(values(tomllib.loads(_SETTING.sub("", documented()))))
-    untold = DEFAULTS.keys() - told.keys()
-
-    assert set() == told.keys() - DEFAULTS.keys()
-    assert set() == untold - DOCUMENTED_BY_PROGRAMS - DOCUMENTED_BY_LIVENESS
-
-
-def test_the_defaults_in_the_reference_are_the_ones_in_effect() -> None:
-    told = dict(values(tomllib.loads(documented())))
-
-    assert told.keys() >= _REQUIRED
-    told = {path: value for path, value in told.items() if path not in _REQUIRED}
-    assert {path: DEFAULTS[path] for path in told} == told
-
-
-def commented() -> dict[str, object]:
-    """What the reference shows in lines that begin with a hash."""
-    lines = (line for line in documented().splitlines() if line.startswith(("[", "# ")))
-    return dict(values(tomllib.loads(_SETTING.sub("", "\n".join(lines)))))
-
-
-def test_lines_of_the_reference_that_begin_with_a_hash_have_no_default() -> None:
-    assert {None} == {
-        DEFAULTS[path]
-        for path in commented()
-        if path.rpartition(".")[2] not in _FREE_TABLES
-        and not {"success", "liveness"}.intersection(path.split("."))
-    }
-
-
-def test_the_defaults_of_a_probe_in_the_reference_are_the_ones_in_effect() -> None:
-    """They stand behind a hash, because a program has `health` or `liveness`."""
-    told = {path: value for path, value in commented().items() if ".liveness." in path}
-    wanted = {path: DEFAULTS[path] for path in told if DEFAULTS[path] is not None}
-
-    assert 4 == len(wanted)
-    assert wanted == {path: told[path] for path in wanted}
-
-
-def test_the_reference_names_every_variable() -> None:
-    text = REFERENCE.read_text(encoding="utf-8")
-
-    assert [] == [
-        variable
-        for variable in VARIABLES
-        if f"`{variable.name}`" not in text or f"`{variable.path}`" not in text
-    ]
 
 
 def test_the_file_of_init_shows_every_key_that_programs_and_their_supervisor_have() -> None:

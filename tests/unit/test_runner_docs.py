@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import inspect
-import re
-
-from longwatch.core.events import runner as events
-from longwatch.core.events.base import Event
 from longwatch.observe import runner_families
 from longwatch.observe.runner_families import CATALOGUE
-from markdown_files import ROOT, Page, section
+from markdown_files import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -39,24 +34,3 @@ def test_the_reference_has_every_value_of_a_closed_label() -> None:
         *runner_families.ALERTS,
     }
     assert set() == {value for value in values if f"`{value}`" not in text}
-
-
-def event_classes() -> list[type[Event]]:
-    return [
-        each
-        for each in vars(events).values()
-        if isinstance(each, type) and issubclass(each, Event) and each is not Event
-    ]
-
-
-def test_the_reference_has_every_event_with_its_level_its_sentence_and_its_fields() -> None:
-    text = section(Page.read(REFERENCE / "events.md"), "The runner")
-    assert text is not None
-    documented = rows(text)
-    for each in event_classes():
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower()
-        level, when, fields = documented.pop(name)
-        assert level.startswith(each.default_level.value)
-        assert (f"message `{each.text}`" in when) == bool(each.text)
-        assert set(inspect.signature(each).parameters) <= set(re.findall(r"`(\w+)`", fields))
-    assert {} == documented

@@ -48,24 +48,23 @@ PollInterval = Annotated[
 
 
 class ContainersSettings(SettingsTable, frozen=True, kw_only=True):
-    """`[containers]`: the runtime, the registry of agents, and what holds for all containers."""
+    """`[containers]`: the runtime, the registry of agents, and settings of all containers."""
 
     registry: Text | None = None
-    """The file that has the agents, a JSON object, relative to this file; not set: there is none.
-    """
+    """The file with the agents, a JSON object, relative to this file; not set: none."""
     runtime: Literal["auto", "docker", "podman"] = "auto"
-    """The runtime; "auto" takes the one that answers (environment: CONTAINER_RUNTIME)."""
+    """The runtime; "auto": the first that answers."""
     bind_roots: list[Text] = field(default_factory=lambda: ["."])
-    """The directories, relative to this file, below which containers may have binds."""
+    """The directories, relative to this file, below which binds are allowed."""
     poll_interval: PollInterval = 5.0
-    """How often the runtime is asked for all containers, beside its events."""
+    """The interval of full lists of the containers, beside the events of the runtime."""
     pull: PullPolicy = PullPolicy.MISSING
-    """When an image is pulled: "missing": if it is not there, "never", or "always": before each
-    container is made.
+    """When an image is pulled: "missing": if it is not there; "never"; "always": before each
+    container is created.
     """
     stop_on_exit: bool = False
-    """Whether containers stop when `longwatch up` stops; else they run on and are adopted by the
-    next one.
+    """True: containers stop when `longwatch up` stops. False: they run on, and the next `longwatch
+    up` adopts them.
     """
 
 
@@ -89,12 +88,10 @@ class ContainerLimitsSettings(SettingsTable, frozen=True, kw_only=True):
 
 
 class ContainerSettings(ManagedSettings, frozen=True, kw_only=True):
-    """`[container.NAME]`: one container that `longwatch up` keeps up. NAME is its name in the
-    runtime too.
-    """
+    """`[container.NAME]`: one container. NAME is its name in the runtime, too."""
 
     image: ImageName
-    """The image that it is made from."""
+    """The image of the container."""
     command: Command | None = None
     """The command, run without a shell; not set: that of the image."""
     binds: list[Text] = field(default_factory=list)
@@ -102,21 +99,21 @@ class ContainerSettings(ManagedSettings, frozen=True, kw_only=True):
     reading only. A source is relative to this file, and below one of `bind_roots`.
     """
     ports: list[PortToPublish] = field(default_factory=list)
-    """Its ports that can be reached on this host: 80, "8080:80" or "ADDRESS:8080:80", with "/udp"
-    at the end for UDP. Without an address on 127.0.0.1.
+    """Published ports: 80, "8080:80" or "ADDRESS:8080:80", with "/udp" at the end for UDP. Without
+    an address on 127.0.0.1.
     """
     workdir: ContainerPath | None = None
-    """Its working directory; not set: that of the image."""
+    """The working directory; not set: that of the image."""
     user: Text | None = None
     """The user inside the container, by name or number; not set: that of the image."""
     network: Text | None = None
     """A network of the runtime, "none" for none; not set: the runtime's default."""
     pull: PullPolicy | None = None
-    """Not set: as `[containers]` says."""
+    """Not set: that of `[containers]`."""
     stop_on_exit: bool | None = None
-    """Not set: as `[containers]` says."""
+    """Not set: that of `[containers]`."""
     restart: Literal["on-failure", "always", "never"] = "always"
-    """When it is started again after it ended."""
+    """When it is started again after its end."""
     limits: ContainerLimitsSettings = ContainerLimitsSettings()
     liveness: ProbeSettings | None = None
     """As for a program."""
@@ -125,8 +122,8 @@ class ContainerSettings(ManagedSettings, frozen=True, kw_only=True):
     startup: ProbeSettings | None = None
     """As for a program."""
     ready: Readiness | None = None
-    """What makes it ready: "up", "healthy" or "probe". Not set: "probe" if it has a readiness
-    probe, else "healthy" if it has another one, else "up".
+    """The condition of its readiness: "up", "healthy" or "probe". Not set: "probe" if it has a
+    readiness probe, else "healthy" if it has another one, else "up".
     """
     ready_timeout: Period | Literal["off"] = "off"
     """As for a program."""

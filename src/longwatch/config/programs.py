@@ -47,19 +47,19 @@ class ManagedSettings(SettingsTable, frozen=True, kw_only=True):
     env: dict[VariableName, Argument] = field(default_factory=dict)
     """Variables added to its environment."""
     restart: Literal["on-failure", "always", "never"] = "on-failure"
-    """When it is restarted after it ended; "on-failure" goes by the exit table."""
+    """When it is restarted after its end; "on-failure" follows the exit table."""
     restart_codes: list[ExitCode] = field(default_factory=list)
     """Exit codes after which it is always restarted."""
     no_restart_codes: list[ExitCode] = field(default_factory=list)
     """Exit codes after which it is never restarted."""
     stop_signal: SignalName | None = None
-    """The signal that stops it, by name, with or without "SIG"; not set: TERM, in `[run]` the
-    signal that we got.
+    """The signal that stops it, by name, with or without "SIG"; not set: TERM, for `longwatch run`
+    the signal received.
     """
     stop_grace: Seconds = 15.0
-    """How long it may take to stop before it is killed."""
+    """The time from the signal to SIGKILL."""
     stable_after: Seconds = 60.0
-    """Up for longer than this it counts as stable: backoff and counters start anew."""
+    """A program that was up for longer is stable: backoff and counters are reset."""
     backoff: BackoffSettings = BackoffSettings()
     breaker: BreakerSettings = BreakerSettings()
 
@@ -87,20 +87,21 @@ class ProcessSettings(ManagedSettings, frozen=True, kw_only=True):
     """Settings that `[run]`, `[program.NAME]` and `[worker.NAME]` share."""
 
     command: Command | None = None
-    """The command and its arguments, run without a shell; a text is split into words, quotes
-    understood.
-
-    For what a shell does write `["sh", "-c", "…"]`. In `[run]`, not set: it stands on the command
-    line after `--`.
+    """The command and its arguments, run without a shell. A text is split into words as a shell
+    does, with quotes. For `[run]`, not set: the command line after `--`.
     """
     cwd: Text | None = None
-    """Its working directory. That of a program is relative to the file; not set: the directory of
-    the file. In `[run]` both are our own working directory.
+    """The working directory. That of a program is relative to the file; not set: the directory of
+    the file. For `[run]` it is relative to the current directory, and that is the default.
     """
     user: Text | None = None
-    """Its user, by name or number; not set: our own. Another user takes root."""
+    """The user, by name or number, with its groups, HOME, USER and LOGNAME; not set: the user of
+    Longwatch. Another user needs root.
+    """
     umask: Umask | None = None
-    """The permissions that its new files do not get, in octal: "022"; not set: ours."""
+    """The permissions that new files do not get, in octal and in quotes: "022"; not set: that of
+    Longwatch.
+    """
     limits: LimitsSettings = LimitsSettings()
 
     @property
@@ -118,28 +119,26 @@ class ProcessSettings(ManagedSettings, frozen=True, kw_only=True):
 
 
 class WorkerSettings(ProcessSettings, frozen=True, kw_only=True):
-    """`[worker.NAME]`: worker processes that `longwatch up` keeps up, each of which runs the
-    loops of one group.
-    """
+    """`[worker.NAME]`: processes that run the loops of one group."""
 
     target: Text
-    """The group, as `module:name`: a LoopGroup, a loop, a list of loops, or a function that returns
-    one. Modules are looked for in `cwd` first.
+    """The group, as `module:name`: a LoopGroup, a loop, a list of loops, or a function without
+    arguments that returns one of these; or a Flow. Python searches modules in `cwd` first.
     """
     processes: Annotated[int, Meta(ge=1, le=256)] = 1
-    """How many processes run it. One is called NAME, several NAME-1, NAME-2, …; NAME stands for
-    all of them in commands.
+    """The number of processes. One is called NAME, several NAME-1, NAME-2, …; commands accept NAME
+    for all of them.
     """
     stop_grace: Seconds = 0.0
-    """How long one may take to stop before it is killed; 0: five seconds more than the group's
-    own shutdown_timeout.
+    """The time from the signal to SIGKILL; 0: five seconds more than the group's own
+    shutdown_timeout.
     """
     critical: bool = False
     """As for a program."""
     autostart: bool = True
     """As for a program."""
     depends_on: list[Name] | dict[Name, Condition] = field(default_factory=list)
-    """As for a program."""
+    """As for a program; programs cannot wait for workers."""
     log: OutputSettings = OutputSettings()
 
     @property
@@ -163,35 +162,33 @@ class WorkerSettings(ProcessSettings, frozen=True, kw_only=True):
 
 
 class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
-    """`[program.NAME]`: one program that `longwatch up` keeps up."""
+    """`[program.NAME]`: one program."""
 
     command: Command
     health: HealthSettings | None = None
-    """Its health checks, which are a liveness probe; not set: there are none."""
+    """Its health checks, which are a liveness probe; not set: none."""
     liveness: ProbeSettings | None = None
-    """The probe whose failure ends its run; not set: there is none."""
+    """The probe whose failure restarts it; not set: none."""
     readiness: ProbeSettings | None = None
-    """The probe that makes it ready, and not ready; not set: there is none."""
+    """The probe that decides whether it is ready; not set: none."""
     startup: ProbeSettings | None = None
-    """The probe that has to pass before the others begin; not set: there is none."""
+    """The probe that has to pass before the others begin; not set: none."""
     ready: Readiness | None = None
-    """What makes it ready: "up", "healthy", "probe": its readiness probe passes, or "notify": it
-    sends `READY=1` to its notify socket. Not set: "probe" if it has such a probe, else "healthy" if
-    it has health checks, else "up".
+    """The condition of its readiness: "up"; "healthy"; "probe": its readiness probe passes;
+    "notify": it sends `READY=1` to its notify socket. Not set: "probe" if it has such a probe, else
+    "healthy" if it has health checks or another probe, else "up".
     """
     ready_timeout: Period | Literal["off"] = "off"
-    """A program that is not ready by then is restarted as after failed health checks; "off": there
-    is no limit.
-    """
+    """A program that is not ready by then is restarted, as after failed health checks."""
     critical: bool = False
-    """Whether everything is stopped, with exit code 100, when its breaker trips or it fails for
-    good.
+    """True: when its breaker trips or it fails for good, `longwatch up` stops everything and exits
+    with 100.
     """
     autostart: bool = True
-    """Whether it is started with the others; else it waits for `longwatch start`."""
+    """False: it waits for `longwatch start`."""
     depends_on: list[Name] | dict[Name, Condition] = field(default_factory=list)
-    """The programs it waits for before it starts: a list of names, each of which has to be ready,
-    or a table of names with "started", "ready" or "completed" (it has ended well).
+    """The programs that it waits for: a list of names, each of which has to be ready, or a table of
+    names with "started", "ready" or "completed" (it has ended well).
     """
     log: OutputSettings = OutputSettings()
 

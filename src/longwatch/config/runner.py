@@ -79,32 +79,32 @@ class SubscribeSettings(SettingsTable, frozen=True, kw_only=True):
     """`subscribe`: how an MCP server is made to send events."""
 
     tool: Text = "events_subscribe"
-    """The tool that is called after each connect."""
+    """The tool of an MCP server that is called after each connect."""
     arguments: dict[str, Any] = field(default_factory=lambda: {"mode": "faults"})
-    """Its arguments."""
+    """The arguments of that tool."""
 
 
 class SourceSettings(SettingsTable, frozen=True, kw_only=True):
-    """`[runner.source.NAME]`: one event source. NAME is its cluster in logs and metrics."""
+    """`[runner.source.NAME]`: one event source. NAME is `cluster` in logs and metrics."""
 
     url: Text
-    """Where it is: `https://…` or `http://…`."""
+    """The address: `https://…` or `http://…`."""
     kind: Literal["sse", "mcp"] = "sse"
-    """Its protocol: Server-Sent Events, or MCP over HTTP."""
+    """The protocol: Server-Sent Events, or MCP over HTTP."""
     enabled: bool = True
-    """False: its events are filtered as `disabled` and not run. It stays connected."""
+    """False: it stays connected, and its events are filtered as `disabled`."""
     headers: dict[Text, str | EnvironmentReference] = field(default_factory=dict)
-    """Sent with each request; a text, or `{env = "NAME"}` for a secret."""
+    """Headers of each request: a text, or `{env = "NAME"}` for a secret."""
     token_file: Text | None = None
-    """A file with a bearer token. It is read again at each dial."""
+    """A file with a bearer token; read again at each connection."""
     ca_file: Text | None = None
     """The authorities to trust, in PEM; not set: those of the system."""
     cert_file: Text | None = None
-    """Our certificate, in PEM."""
+    """The client certificate, in PEM."""
     key_file: Text | None = None
-    """Its key; not set: it is in cert_file."""
+    """The key of the client certificate; not set: it is in cert_file."""
     labels: dict[Text, Argument] = field(default_factory=dict)
-    """Added to `event.json` of each run."""
+    """Labels that are added to `event.json` of each run."""
     subscribe: SubscribeSettings = SubscribeSettings()
     logger: Text = Subscription().logger
     """Of an MCP server: the logger whose notifications are events."""
@@ -138,9 +138,11 @@ class SuccessSettings(SettingsTable, frozen=True, kw_only=True):
     """`success`: the output that a successful run must leave."""
 
     file: Text
-    """A file in the workspace of the run, such as "output/report.md"."""
+    """A run with exit code 0 and without this file in its workspace has failed, such as
+    "output/report.md".
+    """
     min_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 1
-    """Its least size; 0: it may be empty."""
+    """The smallest size of that file; 0: it may be empty."""
 
     def faults(self) -> Iterator[Fault]:
         path = PurePosixPath(self.file)
@@ -151,28 +153,28 @@ class SuccessSettings(SettingsTable, frozen=True, kw_only=True):
 
 
 class AgentSettings(SettingsTable, frozen=True, kw_only=True):
-    """`[runner.agent]`: the command that is run for each event."""
+    """`[runner.agent]`: the command that runs for each event."""
 
     command: Command
     """The command and its arguments, run without a shell in the workspace of the run. No value of
-    an event is put into it.
+    an event becomes part of it.
     """
     workspace: Text = "runs"
-    """The directory that has a workspace for each run. It is made if it is not there."""
+    """The directory for the workspaces of the runs; created if missing."""
     prompt: Text | None = None
-    """A text file. A run gets it, followed by the event, as `prompt.md` and on its standard input;
-    not set: standard input is `event.json`.
+    """A text file. A run gets it, followed by the event, as `prompt.md` and on standard input; not
+    set: standard input is `event.json`.
     """
     success: SuccessSettings | None = None
     """The output that a run with exit code 0 must have left; not set: none."""
     env: dict[VariableName, Argument] = field(default_factory=dict)
     """Variables added to its environment."""
     env_names: list[VariableName] = field(default_factory=lambda: list(DEFAULT_ENV_NAMES))
-    """Which variables of the runner's own environment it gets."""
+    """Variables that it inherits from the runner."""
     stop_grace: Seconds = 5.0
-    """From SIGTERM to SIGKILL, for the whole process tree."""
+    """The time from SIGTERM to SIGKILL, for the whole process tree."""
     max_output_bytes: Annotated[int, Meta(ge=4096, le=1 << 40)] = 10 * MEBIBYTE
-    """Of each of `stdout.log` and `stderr.log`; the end of a longer one is kept."""
+    """The limit of each of `stdout.log` and `stderr.log`; of longer output the end is kept."""
     limits: LimitsSettings = LimitsSettings()
 
     @property
@@ -195,59 +197,61 @@ class RunnerSettings(SettingsTable, frozen=True, kw_only=True):
     agent_timeout: Period | Literal["off"] = 300.0
     """The longest run of an agent."""
     progress_timeout: Period | Literal["off"] = "off"
-    """An agent that writes nothing for so long is stalled and ended."""
+    """An agent that writes nothing for so long is stopped."""
     max_queue_age: Period | Literal["off"] = 600.0
-    """An event that has waited longer expires and is not run."""
+    """Events that waited longer expire and are not run."""
     queue_sweep_interval: Period = 60.0
-    """How often queues are swept for expired events, and old records removed."""
+    """The interval of sweeps: expired events are settled, and old records removed."""
     shutdown_timeout: Period = 30.0
-    """How long a stop waits for runs before it ends them. Their events stay queued."""
+    """How long a stop waits for runs before it stops them. Their events stay queued."""
     health_port: ListenPort | None = None
-    """Where health is served; 0: any free port. Not set: 8080, inside `longwatch up` off."""
+    """The port for health; 0: any free port. Not set: 8080, inside `longwatch up` off."""
     health_host: Text = "0.0.0.0"  # noqa: S104 - probes come from outside
+    """The address of the health port."""
     metrics_port: ListenPort | None = None
-    """Where metrics are served; 0: any free port. Not set: 9090, inside `longwatch up` off."""
+    """The port for metrics; 0: any free port. Not set: 9090, inside `longwatch up` off."""
     metrics_host: Text = "0.0.0.0"  # noqa: S104 - scrapes come from outside
+    """The address of the metrics port."""
     metrics_namespace: MetricPrefix = "longwatch_runner"
-    """What the names of its metrics begin with."""
+    """The prefix of the names of metrics."""
     sse_reconnect_initial_delay: Period = 1.0
     """The wait before the first reconnect; it doubles with each failure in a row."""
     sse_reconnect_max_delay: Period = 60.0
-    """No wait is longer."""
+    """The longest wait before a reconnect."""
     sse_read_timeout: Period = 120.0
-    """A connection without a byte for so long is closed and made again."""
+    """The runner reconnects after so long without a byte."""
     severity_threshold: SeverityWord = "info"
-    """Milder events are not run: debug < info < warning < error < critical."""
+    """Events below it are not run: debug < info < warning < error < critical."""
     max_concurrent_agents: Count = 5
-    """How many agents run at a time."""
+    """The number of agents at a time."""
     max_concurrent_per_source: Count = 1
-    """How many of them for one source."""
+    """The number of agents at a time for one source."""
     source_queue_size: Count = 1000
-    """How many events may wait for one source."""
+    """The number of events that may wait for one source."""
     queue_overflow_policy: OverflowPolicy = OverflowPolicy.DROP_OLDEST
-    """What a full queue does: it drops its oldest event, or it rejects the new one."""
+    """For a full queue: drop its oldest event, or reject the new one."""
     dedup_window: Seconds | Literal["off"] = 300.0
-    """The same fault within so many seconds is not run again; 0 or "off": it is."""
+    """The same fault is not run again within this time; 0 or "off": it is."""
     max_attempts: Count = 3
-    """A run that fails is retried until so many were made; then the event is dead-lettered."""
+    """The number of runs of one event before it is dead-lettered."""
     retry_delay: Period = 10.0
-    """Before the second attempt; it doubles, up to 15 minutes."""
+    """The wait before the second attempt; it doubles, up to 15 minutes."""
     work_breaker_failures: Count = 5
-    """So many failed runs in a row open the work breaker."""
+    """So many failed runs in a row open the work breaker: no run starts."""
     work_breaker_cooldown: Period = 300.0
-    """No run starts for so long; then one is tried."""
+    """The wait before a trial run when the work breaker is open."""
     breaker_affects_readiness: bool = True
     """Whether `/readyz` fails while the work breaker is open."""
     alert_after_failures: Count = 5
-    """An outage of a source or of the agent is announced at so many failures in a row."""
+    """The runner reports an outage of a source or of the agent at so many failures in a row."""
     max_event_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 4 * MEBIBYTE
-    """A larger event is dropped and counted."""
+    """Larger events are dropped and counted."""
     run_retention_days: Days = 14.0
-    """How long runs and their workspaces are kept."""
+    """How many days runs and workspaces are kept."""
     event_retention_days: Days = 7.0
-    """How long events and dead letters are kept."""
+    """How many days events and dead letters are kept."""
     store_url: StoreUrl = DEFAULT_STORE
-    """The SQL store: `sqlite:///…` or `postgresql://…`."""
+    """The SQL store; Redis has no transactions and is refused."""
     max_threads: Count | Literal["off"] = "off"
     """`/healthz` fails when the runner has more threads."""
     max_tasks: Count | Literal["off"] = "off"

@@ -66,7 +66,9 @@ class LogSettings(LogFileSettings, frozen=True, kw_only=True):
     """
 
     level: Level = Level.INFO
-    """The lowest level on the console (environment: DEBUG=1 for "debug"). Files have all levels."""
+    """The lowest level on the console. Files have all levels. DEBUG=1 in the environment means
+    "debug".
+    """
     format: Literal["auto", "json", "pretty"] = "auto"
     """The form on the console; "auto" is pretty on a terminal and JSON elsewhere. Files are
     always JSON lines.
@@ -83,32 +85,28 @@ class RunSettings(ProcessSettings, frozen=True, kw_only=True):
 
 
 class SupervisorSettings(SettingsTable, frozen=True, kw_only=True):
-    """`[supervisor]`: what `longwatch up` does beside its programs."""
+    """`[supervisor]`: settings of `longwatch up` itself."""
 
     shutdown_timeout: Period | Literal["off"] = "off"
-    """The time after which everything that has not stopped is killed; "off": each program has its
-    own grace.
-    """
+    """Programs that have not stopped by then are killed; "off": each program has its own grace."""
     keep_days: Annotated[int, Meta(ge=1, le=36_500)] | Literal["off"] = 30
-    """How long the ledger remembers starts and ends, and how long logs of programs that are no
-    more are kept; "off": for ever.
-    """
+    """How many days records and logs of removed programs are kept; "off": for ever."""
     health_checks: bool = True
-    """False: no program or container is probed (environment: HEALTH_CHECK_ENABLED=false)."""
+    """False: no program or container is probed."""
     health_port: Port = DEFAULT_HEALTH_PORT
-    """Where http and tcp checks ask that name no port of their own (environment: PORT)."""
+    """The port for http and tcp probes of programs that name no port."""
     metrics_port: Port | Literal["off"] = "off"
-    """Where health and metrics of everything that it runs are served; "off": nowhere."""
+    """The port for health and metrics of everything in the file; "off": none."""
     metrics_host: Text = "0.0.0.0"  # noqa: S104 - scrapes and probes come from outside
-    """On which address."""
+    """The address of that port."""
     log: LogSettings = LogSettings()
 
 
 class Settings(SettingsTable, frozen=True, kw_only=True):
-    """The whole file."""
+    """The whole file: what belongs to no table."""
 
     state_dir: Text = DEFAULT_STATE_DIR
-    """Where logs and state are kept (environment: LONGWATCH_STATE_DIR); "off" keeps no files."""
+    """The directory for logs and state; "off" keeps no files."""
     run: RunSettings = RunSettings()
     supervisor: SupervisorSettings = SupervisorSettings()
     program: dict[Name, ProgramSettings] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class BackoffSettings(SettingsTable, frozen=True, kw_only=True):
     """`backoff`: how long to wait before a restart."""
 
     initial: Seconds = 1.0
-    """The wait after the first failure."""
+    """The wait after the first failure; 0: at once."""
     factor: Annotated[float, Meta(ge=1, le=1000)] = 2.0
     """Each further failure in a row multiplies the wait by this; 1 keeps it constant."""
     cap: Seconds = 30.0
@@ -70,51 +70,52 @@ class BreakerSettings(SettingsTable, frozen=True, kw_only=True):
     """`breaker`: when to stop restarting."""
 
     restarts: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """So many restarts are allowed within the window; the failure that would need one more trips
-    the breaker.
-    """
+    """So many restarts are allowed within the window; one more trips the breaker."""
     window: Period = 60.0
     """The time in which restarts are counted."""
     cooldown: Period | Literal["off"] = 300.0
-    """How long after tripping one trial start is made; "off" waits for a person."""
+    """The wait before a trial start; "off": only `longwatch reset` closes the breaker."""
 
 
 class HealthSettings(SettingsTable, frozen=True, kw_only=True):
     """`health`: how a program is checked for its health."""
 
     enabled: bool | None = None
-    """Whether to check at all; not set: a program whenever it has this table, `longwatch run` if
-    port, kind or command is set. HEALTH_CHECK_ENABLED=false turns all checks off.
+    """Whether there are health checks. Not set: for a program, if it has any key of `health`; for
+    `longwatch run`, if a port, a kind or a command is set. HEALTH_CHECK_ENABLED=false turns all
+    checks off.
     """
     kind: HealthKind | None = None
-    """How it is asked; not set: "exec" if there is a command, else "http".
+    """How health is checked; not set: "exec" if there is a command, else "http".
 
-    "http": healthy is an answer 200 with JSON that has `"status": "healthy"`. "tcp": a connection
-    that is accepted. "exec": a command that exits with 0. "heartbeat": the program says
-    `WATCHDOG=1` on its notify socket at least once every interval.
+    Healthy is, for "http", a response 200 with JSON that has `"status": "healthy"`; for "tcp", an
+    accepted connection; for "exec", exit code 0; for "heartbeat", `WATCHDOG=1` on the notify socket
+    at least once every interval.
     """
     port: Port | None = None
-    """Where the program listens on 127.0.0.1, for http and tcp; not set: PORT of the
-    environment, else 8080.
+    """The port on 127.0.0.1 for http and tcp; not set: health_port of [supervisor], for `longwatch
+    run` PORT of the environment, else 8080.
     """
     path: UrlPath = _HEALTH_PATH
-    """The path that is requested over HTTP."""
+    """The path of the HTTP request."""
     command: Command | None = None
-    """What "exec" runs, as the program itself is run: its user, directory and environment."""
+    """The command of "exec". It runs as the program does: same user, directory and environment."""
     interval: Period = 30.0
-    """From the start of one check to the start of the next."""
+    """From the start of one check to the start of the next; for "heartbeat", the longest time
+    between two `WATCHDOG=1`.
+    """
     timeout: Period = 5.0
-    """A check that has no full answer by then has failed."""
+    """A check without a complete response by then has failed."""
     failures: Count = 3
-    """So many failed checks in a row have the program killed and restarted."""
+    """The program is restarted after so many failed checks in a row."""
     start_grace: Seconds = 10.0
-    """No check is made for so long after a start."""
+    """The time from a start to the first check."""
     startup: Period | Literal["off"] = "off"
-    """Instead of a grace: from the start it is asked every `startup_interval`, and has so long
-    to be healthy for the first time.
+    """Instead of a grace: checks begin at the start, every `startup_interval`, and the first
+    success has to come within this time.
     """
     startup_interval: Period = 1.0
-    """How often it is asked until then."""
+    """The interval of checks until the first success."""
 
     @property
     def effective_enabled(self) -> bool:
@@ -169,23 +170,23 @@ class ProbeSettings(SettingsTable, frozen=True, kw_only=True):
     port: Port | None = None
     """The port for http and tcp; not set: as for `health`. A container has to name it."""
     path: UrlPath = _HEALTH_PATH
-    """The path that is requested over HTTP."""
+    """The path of the HTTP request."""
     command: Command | None = None
-    """What "exec" runs, where the program or container runs."""
+    """The command of "exec". It runs where the program or container runs."""
     script: ScriptName | None = None
-    """The file that "script" runs."""
+    """The file of "script"."""
     interval: Period | None = None
     """From the start of one probe to the start of the next; not set: 1, after the first success
     10; for "heartbeat" 10.
     """
     timeout: Period = 5.0
-    """A probe that has no full answer by then has failed."""
+    """A probe without a complete response by then has failed."""
     failure_threshold: Count | None = None
-    """So many failures in a row count; not set: 5, for a startup probe 30."""
+    """The number of failures in a row that count; not set: 5, for a startup probe 30."""
     success_threshold: Count = 1
-    """So many successes in a row count."""
+    """The number of successes in a row that count."""
     start_grace: Seconds = 0.0
-    """No probe is made for so long after a start."""
+    """The time from a start to the first probe."""
 
     @property
     def effective_kind(self) -> ProbeMethod:
@@ -282,14 +283,14 @@ class LimitsSettings(SettingsTable, frozen=True, kw_only=True):
     """`limits`: what it may use; not set: what we may use ourselves."""
 
     memory: Size | None = None
-    """Bytes, or a size such as "512MB" (10⁶) or "512MiB" (2²⁰). A program that needs more is ended,
-    with the end cause `memory`. It holds for the whole tree where the program can have a cgroup of
-    its own, else for the data of each process.
+    """Bytes, or a size such as "512MB" (10⁶) or "512MiB" (2²⁰). A program that needs more is
+    killed, with the end cause `memory`. The limit holds for the whole tree where the program can
+    have a cgroup, else for the data of each process.
     """
     open_files: Annotated[int, Meta(ge=16, le=1 << 30)] | None = None
     """The number of open files of each process."""
     nice: Annotated[int, Meta(ge=-20, le=19)] | None = None
-    """Its scheduling priority: 19 yields to every other process, below 0 takes a privilege."""
+    """The scheduling priority: 19 yields to every other process; below 0 needs a privilege."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -310,15 +311,13 @@ class LogFileSettings(SettingsTable, frozen=True, kw_only=True):
     max_bytes: Annotated[
         int, Meta(ge=1024, description="a whole number of bytes, 1024 or more")
     ] = 10 << 20
-    """A log file that has grown to this is rotated; one block of output, 64 KiB at the most, may
-    lie above it.
-    """
+    """A log file of this size is rotated. It may be larger by one block of output, 64 KiB."""
     keep: Annotated[int, Meta(ge=0, le=1000)] = 5
-    """So many former log files are kept beside the current one."""
+    """The number of rotated files beside the current one."""
 
 
 class OutputSettings(LogFileSettings, frozen=True, kw_only=True):
     """`log` of a program: where its output goes besides its file."""
 
     console: bool = True
-    """Whether its lines are shown on our own output too."""
+    """False: the output goes only to its file."""

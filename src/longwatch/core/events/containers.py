@@ -13,13 +13,13 @@ class ContainerRuntimeConnected(Event):
     """The container runtime responds, and its containers are known."""
 
     runtime: str
+    """Its name and version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRuntimeUnavailable(Event):
-    """No container runtime responds. Emitted once per outage.
-
-    Meanwhile containers are neither started nor counted as ended.
+    """No runtime answers; emitted once for each outage. Meanwhile containers are neither started
+    nor counted as ended.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -29,7 +29,7 @@ class ContainerRuntimeUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRestartPolicyConflict(Event):
-    """The runtime is configured to restart the container by itself, so two authorities would
+    """The runtime has a restart policy for the container, so both the runtime and Longwatch would
     restart it.
     """
 
@@ -41,15 +41,16 @@ class ContainerRestartPolicyConflict(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRegistryLoaded(Event):
-    """The registry or a manifest was read, at the start or after a change."""
+    """The registry or a manifest was read, at first or after a change."""
 
     path: str
     agents: tuple[str, ...]
+    """Their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRegistryRejected(Event):
-    """The registry cannot be read; the former targets are kept."""
+    """The registry cannot be read: Longwatch keeps the former agents up."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -59,7 +60,9 @@ class ContainerRegistryRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRegistryWarning(Event):
-    """The registry or a manifest has a problem, and a default is used."""
+    """A value or key of the registry or a manifest is ignored, or a default is used instead; once
+    for each.
+    """
 
     default_level: ClassVar[Level] = Level.WARNING
 

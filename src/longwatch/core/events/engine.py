@@ -14,7 +14,7 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFailed(Event):
-    """The user's code for a message or a computation raised."""
+    """A handler, or the function of a node, raised."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -44,7 +44,7 @@ class WorkReleased(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLost(Event):
-    """The leases of running work were lost; its results are discarded."""
+    """The leases of running work were lost; its results do not count."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -59,12 +59,13 @@ class LeaseLost(Event):
 
     @property
     def level(self) -> Level:
+        """Info for `revoked`."""
         return Level.INFO if self.reason == "revoked" else self.default_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementRefused(Event):
-    """The settlement of finished work was refused: the engine no longer had the lease."""
+    """The store refused the result of finished work: the engine no longer had the lease."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -78,9 +79,8 @@ class SettlementRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSourceFailed(Event):
-    """A call to the claim source raised and is retried.
-
-    Emitted at the first failure, and in a long outage at the 16th, the 32nd, …
+    """A call to the store raised and is retried; emitted once for all calls of an outage, and in a
+    long outage at the 16th failure, the 32nd, …
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -115,12 +115,13 @@ class DrainTimedOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsClaimed(Event):
-    """Rows were claimed, in one exchange with the store."""
+    """Rows were leased, in one round trip to the store."""
 
     default_level: ClassVar[Level] = Level.DEBUG
 
     engine: str
     rows: int
+    """How many."""
     held: int
     """Rows that the engine has claimed now."""
     row_kind: str = "message"
@@ -129,7 +130,7 @@ class RowsClaimed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSettled(Event):
-    """Rows were settled, in one exchange with the store."""
+    """Rows were settled, in one round trip to the store."""
 
     default_level: ClassVar[Level] = Level.DEBUG
 
@@ -148,15 +149,18 @@ class RowsSettled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesRenewed(Event):
+    """Leases were renewed, in one round trip."""
+
     default_level: ClassVar[Level] = Level.DEBUG
 
     engine: str
     rows: int
+    """How many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(Event):
-    """A message was given up and is kept as a dead letter."""
+    """A loop, or the sweep of a worker or its parent, dead-lettered a message."""
 
     default_level: ClassVar[Level] = Level.ERROR
 

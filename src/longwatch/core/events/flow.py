@@ -10,7 +10,7 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAbandoned(Event):
-    """An attempt to compute a node was given up, by the first worker that noticed."""
+    """A worker or a sweep abandoned an attempt to compute a node."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -18,6 +18,7 @@ class AttemptAbandoned(Event):
     node: str
     attempt: int
     cause: str
+    """`deadline`, `stalled`, `heartbeat`, `crash`, `lost`, `memory` or `killed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class AttemptsEnded(Event):
     """`success`, `failed`, `abandoned` or `cancelled`."""
     cause: str
     attempts: int
+    """How many."""
     durations: tuple[float, ...]
     """Seconds that the code of each ran, of those whose own worker ended them."""
 
@@ -43,8 +45,8 @@ class FlowSweepFinished(Event):
     default_level: ClassVar[Level] = Level.DEBUG
 
     sweep: str
-    """`dead`, `abandoned` or `stalled`. `dead` runs twice a second, so it is emitted only if it
-    changed rows or failed.
+    """`dead`, `abandoned`, `stalled`, `index` or `retention`. `dead` runs twice a second, so it is
+    emitted only if it changed rows or failed.
     """
     seconds: float
     rows: int
@@ -53,7 +55,7 @@ class FlowSweepFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCallbackFailed(Event):
-    """An `on_save` function raised. The value that it was called for stays."""
+    """An `on_save` function of a node or a graph raised; the value stays."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -66,7 +68,7 @@ class SaveCallbackFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCallbackDropped(Event):
-    """An `on_save` function was not called for a value: too many calls wait."""
+    """An `on_save` function was not called for a value, because 1,000 calls wait."""
 
     default_level: ClassVar[Level] = Level.WARNING
     max_logged_per_second: ClassVar[int | None] = 5

@@ -10,6 +10,8 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardianLost(Event):
+    """The guardian died, and all programs were killed."""
+
     default_level: ClassVar[Level] = Level.CRITICAL
 
     guardian_pid: int
@@ -18,7 +20,7 @@ class GuardianLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicTaskFailed(Event):
-    """One round of a periodic task raised; the next one comes as usual."""
+    """A round of a periodic task raised; the next follows as usual."""
 
     default_level: ClassVar[Level] = Level.ERROR
 

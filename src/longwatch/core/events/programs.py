@@ -11,19 +11,19 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStarted(Event):
+    """The program runs."""
+
     program: str
     pid: int
     command: tuple[str, ...]
+    """Of a container the image first."""
     start_number: int
     """1 for the first start, 2 for the first restart, …"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnded(Event):
-    """A program ended, and no process of its tree is left.
-
-    Its name in the logs is the verdict of the exit table: `clean_exit`, `unexpected_exit`, …
-    """
+    """The whole tree of the program has ended. The name is the verdict of the exit table."""
 
     program: str
     pid: int | None
@@ -39,6 +39,9 @@ class ProgramEnded(Event):
 
     @property
     def level(self) -> Level:
+        """Warning if the program is restarted, the end was unexpected, or processes survived; error
+        if the end is fatal or a configuration error.
+        """
         if self.verdict in {"configuration_error", "fatal_error_no_restart"}:
             return Level.ERROR
         return (
@@ -54,7 +57,7 @@ class ProgramEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndJudgeFailed(Event):
-    """The parent of a worker process could not judge how it ended, so the exit table decides."""
+    """The parent could not determine how a worker process ended; only the exit code decides."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -65,19 +68,27 @@ class EndJudgeFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartScheduled(Event):
+    """The program will be restarted."""
+
     program: str
     delay: float
+    """Seconds; 0 for a worker process whose end does not count."""
     failures: int
+    """In a row."""
     restarts_in_window: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramReady(Event):
-    """The program is ready: programs that wait for it may start."""
+    """The program is ready, by its health, its readiness probe or `READY=1`; not emitted for
+    programs that are ready when they are up. With a readiness probe each time that it becomes
+    ready.
+    """
 
     program: str
     pid: int
     startup_seconds: float
+    """Seconds since its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +104,9 @@ class ProgramNotReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramAdopted(Event):
-    """The supervisor took over a program that an earlier supervisor left running."""
+    """The supervisor adopted a container that an earlier supervisor left running, or that a person
+    started.
+    """
 
     program: str
     pid: int
@@ -103,29 +116,31 @@ class ProgramAdopted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramLeftRunning(Event):
-    """The supervisor stops or no longer watches the program, which keeps running."""
+    """A container runs on without supervision: the supervisor ends, the container was removed from
+    the settings, or it has a fault that a person must correct.
+    """
 
     program: str
     reason: str = ""
+    """The fault, empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbingHeld(Event):
-    """The program was restarted after failed liveness probes, so it is not probed for a while
-    (crash loop).
-    """
+    """A container was restarted for failed liveness: its probes are held for a while."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
     program: str
     seconds: float
+    """For how long."""
     restarts: int
-    """Restarts after failed liveness probes, without a stable run in between."""
+    """Such restarts without a run of 600 s in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeProcessLeaked(Event):
-    """The command of a probe did not end in time, and the supervisor cannot kill it."""
+    """The command of a probe did not end in time, and Longwatch cannot kill it."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -135,7 +150,7 @@ class ProbeProcessLeaked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStable(Event):
-    """The program has been up long enough that its backoff and counters are reset."""
+    """The program was up for `stable_after`: backoff and counters are reset."""
 
     program: str
     pid: int
@@ -144,6 +159,10 @@ class ProgramStable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitBreakerTripped(Event):
+    """The program failed too often, or no restart can help: a manifest or a probe script is
+    missing, a name belongs to another container.
+    """
+
     default_level: ClassVar[Level] = Level.CRITICAL
 
     program: str
@@ -154,6 +173,8 @@ class CircuitBreakerTripped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStopping(Event):
+    """The program got the stop signal."""
+
     program: str
     pid: int
     signal: int
@@ -162,15 +183,20 @@ class ProgramStopping(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheckPassed(Event):
-    """The first check that passed after a start or after failures."""
+    """The first success of a startup or liveness probe after a start or after failures."""
 
     program: str
     pid: int
     probe: str = "liveness"
+    """`startup` or `liveness` (also for `health`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheckFailed(Event):
+    """A probe failed. Failures of a startup probe are not emitted. For a readiness probe: each
+    failure until the threshold, and for a ready program only the failure that reaches it.
+    """
+
     default_level: ClassVar[Level] = Level.WARNING
 
     program: str
@@ -179,11 +205,12 @@ class HealthCheckFailed(Event):
     failures: int
     threshold: int
     probe: str = "liveness"
+    """`liveness` or `readiness`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDropped(Event):
-    """Lines of a program were dropped, because no reader and no disk took them in time."""
+    """Lines of the program were dropped, because no reader or disk accepted them in time."""
 
     default_level: ClassVar[Level] = Level.WARNING
 

@@ -10,6 +10,8 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStarted(Event):
+    """The run of a loop began."""
+
     loop: str
 
 
@@ -35,15 +37,15 @@ class LoopCrashed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopDegraded(Event):
-    """A loop has given no beat for so long that it should get no more work.
-
-    The watchdog may end the process soon.
+    """No heartbeat for the readiness threshold: the loop is not ready, and the watchdog may end the
+    process soon.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
 
     loop: str
     elapsed: float
+    """Seconds since the last heartbeat."""
     threshold: float
 
 
@@ -56,12 +58,13 @@ class LoopRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStalled(Event):
-    """A loop has given no beat for the threshold, so the process is killed."""
+    """No heartbeat for the watchdog's threshold: the watchdog ends the process."""
 
     default_level: ClassVar[Level] = Level.CRITICAL
 
     loop: str
     elapsed: float
+    """Seconds since the last heartbeat."""
     threshold: float
     stacks: str
     """The file with the stacks of all threads; empty if there is none."""
@@ -78,6 +81,7 @@ class WatchdogRoundSkipped(Event):
     default_level: ClassVar[Level] = Level.WARNING
 
     late_by: float
+    """Seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,7 @@ class ReplyFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutsMismatched(Event):
-    """Two timeouts do not fit together: the loop works, but not as intended."""
+    """At the start: two timeouts do not fit together. The loop works, but not as intended."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -121,6 +125,8 @@ class SignalHandlersSkipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStarted(Event):
+    """The thread of every loop has started."""
+
     loops: tuple[str, ...]
     health_address: str
     """Address of the health endpoint; empty if there is none."""
@@ -128,16 +134,18 @@ class GroupStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDraining(Event):
-    """The group claims no more messages; those that run continue."""
+    """The group claims no more messages, after `drain()` or SIGUSR1; running work goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResumed(Event):
-    """The group claims messages again."""
+    """The group claims messages again, after `resume()`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStopping(Event):
+    """The group was asked to stop, or has a reason of its own to stop."""
+
     reason: str
     """`asked`, `crashed`, `done` (every loop has ended by itself), `failed` (it could not be
     started), or the name of a signal.
@@ -146,10 +154,13 @@ class GroupStopping(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStopped(Event):
+    """All loops of the group have ended, or the time to stop is over."""
+
     lasted: float
     overdue: tuple[str, ...]
     """The loops that did not stop in time."""
 
     @property
     def level(self) -> Level:
+        """Error if a loop did not stop."""
         return Level.ERROR if self.overdue else Level.INFO

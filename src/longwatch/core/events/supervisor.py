@@ -11,15 +11,16 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStarted(Event):
+    """The supervisor begins to start its programs."""
+
     version: str
     programs: tuple[str, ...]
+    """Their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFileQuarantined(Event):
-    """The record of programs could not be read: it is kept under another name, and a new one was
-    begun.
-    """
+    """The records could not be read: the file was renamed, and new records were begun."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -30,8 +31,8 @@ class StateFileQuarantined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramsLeftStopped(Event):
-    """These programs are not started, because an operator stopped them and has not started them
-    since.
+    """At the start: these programs were stopped by hand and stay stopped; `longwatch start` starts
+    them.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -41,15 +42,20 @@ class ProgramsLeftStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCommandReceived(Event):
-    """The supervisor received a command over its control socket."""
+    """`longwatch start`, `stop`, `restart`, `reset` or `down` was used, or the processes of a
+    worker are restarted one after another.
+    """
 
     command: str
     programs: tuple[str, ...]
+    """Those that it affects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramListenerFailed(Event):
-    """A listener of the supervisor raised: all programs are stopped, and the supervisor fails."""
+    """A listener of program starts and ends raised: all programs are stopped, and the supervisor
+    fails.
+    """
 
     default_level: ClassVar[Level] = Level.CRITICAL
 
@@ -59,7 +65,9 @@ class ProgramListenerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigReloaded(Event):
-    """The settings were reloaded; programs in none of the lists are unchanged."""
+    """The file was read again, by `longwatch reload` or SIGHUP. Programs in none of the lists are
+    unchanged.
+    """
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
@@ -71,7 +79,7 @@ class ConfigReloaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigReloadRejected(Event):
-    """The new settings have faults; the former ones stay in use."""
+    """The file has faults, or asks for something impossible: nothing changes."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -80,7 +88,7 @@ class ConfigReloadRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsLoaded(Event):
-    """All settings, wherever they were set; secrets are masked."""
+    """At the start: all settings, wherever they were set; secrets are masked."""
 
     default_level: ClassVar[Level] = Level.DEBUG
 
@@ -89,6 +97,8 @@ class SettingsLoaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalReceived(Event):
+    """The supervisor received a signal."""
+
     signal: int
     action: str
     """`stop`, `escalate`, `forward`, `reload` or `ignore`."""
@@ -96,13 +106,17 @@ class SignalReceived(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStopped(Event):
+    """The supervisor has stopped all programs and ends."""
+
     exit_code: int
     lasted: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChecksOff(Event):
-    """`longwatch run` makes no health checks, because no setting says where to ask."""
+    """Once, by `longwatch run`: no setting configures a health check, so there is none.
+    `--health-port PORT` turns it on, `--no-health` silences this notice.
+    """
 
     program: str
     hint: str
@@ -110,8 +124,8 @@ class HealthChecksOff(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDirectoryUnavailable(Event):
-    """The default state directory cannot be written: no log files are kept, and `longwatch status`
-    and its like cannot reach this process.
+    """Once, at the start: the default state directory cannot be written, so Longwatch keeps no log
+    files, and commands such as `longwatch status` cannot reach this process.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -122,8 +136,8 @@ class StateDirectoryUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlUnavailable(Event):
-    """The control socket could not be opened: `longwatch status` and its like cannot reach this
-    process. Everything else goes on.
+    """Once, at the start: the control socket could not be opened, so commands such as `longwatch
+    status` cannot reach this process. Everything else works.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -146,8 +160,8 @@ class ControlCommandFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFileFailed(Event):
-    """A log file cannot be written, or not be opened again, and its lines are dropped until it can.
-    Emitted once each time.
+    """A log file cannot be written or reopened (a full disk, a symbolic link in its place); its
+    lines are dropped until it can; emitted once each time.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -158,12 +172,12 @@ class LogFileFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFileStalled(Event):
-    """The disk accepts no lines of a log file, and its buffer of `buffered` bytes is full.
-
-    The oldest lines in it are dropped until the disk accepts lines again. Emitted once each time.
+    """The disk accepts no lines of a log file, and its buffer is full. The oldest lines are dropped
+    until the disk accepts some; emitted once each time.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
 
     path: str
     buffered: int
+    """Bytes."""

@@ -10,7 +10,7 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined(Event):
-    """A worker process runs its loops, and its parent renews its leases."""
+    """A worker process runs its loops, and the parent renews its leases."""
 
     program: str
     pid: int
@@ -19,8 +19,8 @@ class WorkerJoined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStalled(Event):
-    """A worker process gives no beat: its stacks are saved, it is killed, and its rows are
-    reclaimed.
+    """A worker process gives no heartbeat: the parent saves its stacks, kills it (if it is
+    stopping, at the end of its grace) and reclaims its rows.
     """
 
     default_level: ClassVar[Level] = Level.CRITICAL
@@ -38,7 +38,7 @@ class WorkerStalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectProcessNotStarted(Event):
-    """A process for suspects could not be started; the next report of suspects tries again."""
+    """A process for suspects could not be started; the parent retries while there are suspects."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -54,11 +54,14 @@ class WorkerRowsReclaimed(Event):
     program: str
     pid: int
     rows: int
+    """How many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEventsDropped(Event):
-    """Events of a worker process are missing in the log of events: this process was too slow."""
+    """Events of a worker process are missing in `logs/watchdog.log`, because the parent fell
+    behind.
+    """
 
     default_level: ClassVar[Level] = Level.WARNING
 
