@@ -14,6 +14,7 @@ from markdown_files import ROOT, Block, Page, pages, section
 TREE = Path(__file__).with_name("cli_tree.py")
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 INTERNALS = ROOT / "docs" / "internals.md"
+GUARANTEES = ROOT / "docs" / "discussions" / "guarantees.md"
 TIME_LIMIT = 120
 MOST_FILES = 40
 MOST_README_LINES = 90
@@ -214,3 +215,10 @@ def test_no_example_signals_processes_by_name(page: Page) -> None:
         for block in page.blocks
         if re.search(r"\b(pkill|killall|pgrep)\b", block.text)
     ]
+
+
+def test_the_page_of_guarantees_names_tests_that_exist() -> None:
+    text = GUARANTEES.read_text(encoding="utf-8")
+    names = set(re.findall(r"`(test_\w+\.py)`", text))
+    assert len(names) > 30
+    assert set() == names - {path.name for path in (ROOT / "tests").rglob("test_*.py")}
