@@ -108,7 +108,8 @@ def _usage(each: Command) -> str:
         if param.param_type_name == "argument"
     ]
     separator = ["--"] if each.path == "longwatch run" else []
-    return " ".join([each.path, "[OPTIONS]", *separator, *filter(None, arguments)])
+    command = ["[COMMAND]"] if each.children else []
+    return " ".join([each.path, "[OPTIONS]", *separator, *filter(None, arguments), *command])
 
 
 def _row(param: Any, each: Command) -> tuple[str, str, str, str, str]:
