@@ -133,7 +133,7 @@ def _as_code(default: str) -> str:
 def _names(param: Any, each: Command) -> str:
     metavar = _metavar(param, each)
     if param.param_type_name == "argument":
-        return f"`{metavar}`"
+        return " or ".join(f"`{name}`" for name in metavar.split("|"))
     names = [*param.opts, *param.secondary_opts]
     return ", ".join(
         f"`{name} {metavar}`" if metavar and name.startswith("--") else f"`{name}`"
