@@ -82,18 +82,20 @@ def row(event: type[Event]) -> tuple[str, ...]:
     sentences = [class_docstring(event)]
     if event.text:
         sentences.append(f"Message `{event.text}`.")
+    if note := level_note(event):
+        sentences.append(f"Level: {note}.")
     sentences += [SEE[name] for name in known if name in SEE]
     return (
         ", ".join(f"`{name}`" for name in known),
-        level(event),
+        event.default_level.value,
         cell(" ".join(sentence for sentence in sentences if sentence)),
         cell(fields(event)),
     )
 
 
-def level(event: type[Event]) -> str:
-    note = "" if event.level is Event.level else event.level.__doc__ or ""
-    return "; ".join(filter(None, [event.default_level.value, cell(as_phrase(note))]))
+def level_note(event: type[Event]) -> str:
+    """How the level of an event depends on its fields; empty if it does not."""
+    return "" if event.level is Event.level else as_phrase(event.level.__doc__ or "")
 
 
 def fields(event: type[Event]) -> str:
