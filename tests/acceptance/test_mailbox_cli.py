@@ -571,13 +571,14 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
     (shell.cwd / FILE).touch()
     url = "sqlite:///longwatch.db"
     before = shell.json_output("db", "status")
-    assert (url, 0, 8) == (before["store"], before["schema"], before["known"])
+    assert (url, 0, 9) == (before["store"], before["schema"], before["known"])
     steps = [
         "0004_initial",
         "0005_blame",
         "0006_runner",
         "0007_settled_executions",
         "0008_complete_flow",
+        "0009_headers",
     ]
     assert steps == before["pending"]
     assert 0 == (shell.cwd / FILE).stat().st_size

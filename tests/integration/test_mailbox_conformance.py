@@ -270,6 +270,13 @@ class ForgetsWhereToReply(MemoryBackend):
         )
 
 
+class ForgetsHeaders(MemoryBackend):
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
+        return super().put(
+            [NewMessage(**{**_fields(letter), "headers": None}) for letter in messages], tx=tx
+        )
+
+
 class DeliversEarly(MemoryBackend):
     def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         return super().put(
@@ -331,6 +338,7 @@ BROKEN: list[tuple[type[MemoryBackend], str]] = [
     (CountsReleasesAsFailures, "a release spends nothing"),
     (DeliversEarly, "a delayed message is not received"),
     (ForgetsWhereToReply, "reply_to is the mailbox's name"),
+    (ForgetsHeaders, "headers are received as they were sent"),
     (HandsOutTheExpired, "skips expired messages"),
     (HandsOutTheNewestFirst, "send_many() keeps the order"),
     (IgnoresTransactions, "send(tx=) is refused"),

@@ -551,9 +551,10 @@ class TestTheSchema:
             "0006_runner",
             "0007_settled_executions",
             "0008_complete_flow",
+            "0009_headers",
         ]
         assert (0, pending) == (before.version, before.pending)
-        assert (8, []) == (after.version, after.pending)
+        assert (9, []) == (after.version, after.pending)
 
     @pytest.mark.parametrize("auto_migrate", [False, True])
     def test_of_version_3_is_refused_with_the_cure_and_not_touched(

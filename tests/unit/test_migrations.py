@@ -147,3 +147,31 @@ def test_step_7_keeps_executions_and_never_gives_the_number_of_a_deleted_one(
         " FROM longwatch_executions"
     )
     assert [(10,)] == store.rows(insert, {"id": "next"})
+
+
+def test_step_9_keeps_messages_and_dead_letters_which_have_no_headers(
+    store: SqliteTransaction,
+) -> None:
+    migrate(store, [step for step in KNOWN if step.version < 9])
+    store.execute(
+        "INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, body)"
+        " VALUES (1, 'kept', 1.0, 'answers', x'31')"
+    )
+    store.execute("INSERT INTO longwatch_mailboxes (queue, name) VALUES (1, 'jobs')")
+    store.execute(
+        "INSERT INTO longwatch_dead_letters (queue, id, reason, died_at, enqueued_at, deliveries,"
+        " failures, crashes, releases, body) VALUES (1, 'dead', 'failed', 2.0, 1.0, 5, 5, 0, 0,"
+        " x'32')"
+    )
+    store.execute(
+        "INSERT INTO longwatch_executions (id, graph, version, created_at, updated_at)"
+        " VALUES ('begun', 'scrape', '1', 1.0, 2.0)"
+    )
+    migrate(store, KNOWN)
+    assert [("kept", "answers", b"1", None)] == store.rows(
+        "SELECT id, reply_to, body, headers FROM longwatch_messages"
+    )
+    assert [("dead", 5, b"2", None)] == store.rows(
+        "SELECT id, failures, body, headers FROM longwatch_dead_letters"
+    )
+    assert [("begun", None)] == store.rows("SELECT id, trace_context FROM longwatch_executions")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from longwatch.errors import SerializationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord
 
 JsonObject = dict[str, Any]
@@ -19,6 +21,8 @@ def mailbox_json(name: str, stats: MailboxStats) -> JsonObject:
 
 
 def message_json(delivery: MessageRecord) -> JsonObject:
+    from longwatch.mailbox.headers import decode_headers  # noqa: PLC0415 - help must not wait for what only commands need
+
     counters = {
         "deliveries": delivery.deliveries,
         "failures": delivery.failures,
@@ -31,6 +35,7 @@ def message_json(delivery: MessageRecord) -> JsonObject:
         "enqueued_at": utc(delivery.enqueued_at),
         **counters,
         "reply_to": delivery.reply_to,
+        "headers": headers_json(decode_headers(delivery.headers)),
     }
     return facts | body_json(delivery.body)
 
@@ -42,7 +47,15 @@ def dead_letter_json(dead_letter: DeadLetter) -> JsonObject:
     return facts | {
         "died_at": utc(dead_letter.died_at),
         "enqueued_at": utc(dead_letter.enqueued_at),
+        "headers": headers_json(dead_letter.headers),
     }
+
+
+def headers_json(headers: Mapping[str, str]) -> JsonObject:
+    """The headers with their secrets masked."""
+    from longwatch.core.masking import mask_mapping  # noqa: PLC0415 - help must not wait for what only commands need
+
+    return mask_mapping(headers)
 
 
 def body_json(data: bytes) -> JsonObject:

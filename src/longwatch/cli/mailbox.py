@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,16 +89,24 @@ def peek(
     with open_existing(store, name) as mailbox:
         found = mailbox.backend.peek(limit=limit)
     now = time.time()
+    shown = [json_views.message_json(each) for each in found]
     rows = [
-        (each.id, output.age(now - each.enqueued_at), each.deliveries, output.short_body(each.body))
-        for each in found
+        (
+            each.id,
+            output.age(now - each.enqueued_at),
+            each.deliveries,
+            output.short_body(each.body),
+            _header_text(view["headers"]),
+        )
+        for each, view in zip(found, shown, strict=True)
     ]
+    last = "headers" if any(each.headers for each in found) else ""
     text = (
-        output.table(("id", "age", "deliveries", "body"), rows)
+        output.table(("id", "age", "deliveries", "body", last), rows)
         if rows
         else f"nothing is ready in mailbox {name!r}"
     )
-    output.print_result(text, [json_views.message_json(each) for each in found], as_json=json)
+    output.print_result(text, shown, as_json=json)
 
 
 @app.command()
@@ -138,6 +146,10 @@ def send(  # noqa: PLR0913 - one argument an option
         str | None,
         typer.Option(metavar="NAME", callback=valid_text, help="Mailbox for the reply."),
     ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A header of the message; may be given again."),
+    ] = None,
     store: Store = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
@@ -148,6 +160,7 @@ def send(  # noqa: PLR0913 - one argument an option
     from longwatch.app.mailboxes import decode_text_body, parse_json_body  # noqa: PLC0415 - help must not wait for it
 
     content = (decode_text_body if text else parse_json_body)(_read_body(body))
+    headers = _parse_headers(header or ())
     with open_or_create(store, name) as mailbox:
         sent = mailbox.send(
             content,
@@ -155,6 +168,7 @@ def send(  # noqa: PLR0913 - one argument an option
             expires_in=expires_in,
             dedupe_key=dedupe_key,
             reply_to=reply_to,
+            headers=headers,
         )
     output.print_result(sent, {"id": sent}, as_json=json)
 
@@ -217,6 +231,28 @@ def purge(
     )
 
 
+def _parse_headers(given: Sequence[str]) -> dict[str, str]:
+    """Parse and validate headers, before a store is made for the message."""
+    from longwatch.mailbox.headers import encode_headers  # noqa: PLC0415 - help must not wait for it
+
+    headers: dict[str, str] = {}
+    for pair in given:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise UsageError(
+                f"--header takes NAME=VALUE, for example tenant=acme, not {ascii(pair)[:100]}"
+            )
+        headers[name] = value
+    encode_headers(headers)
+    return headers
+
+
+def _header_text(headers: Mapping[str, str]) -> str:
+    return output.shorten(
+        " ".join(f"{name}={value}" for name, value in headers.items()), output.MAX_BODY_CHARS
+    )
+
+
 def _read_body(body: str | None) -> bytes:
     """The body as bytes, from the command line or from standard input. Reads no more than can be
     sent.
@@ -273,7 +309,10 @@ def show(
     if dead_letter is None:
         raise UsageError(_missing_error([message_id], name))
     fields = json_views.dead_letter_json(dead_letter)
-    shown = output.key_value_lines({**fields, "body": output.full_body(dead_letter.body)})
+    headers = " ".join(f"{name}={value}" for name, value in fields["headers"].items())
+    shown = output.key_value_lines(
+        {**fields, "headers": headers or None, "body": output.full_body(dead_letter.body)}
+    )
     if dead_letter.traceback:
         shown += ["", *dead_letter.traceback.split("\n")]
     output.print_result(

@@ -5,13 +5,15 @@ Every delivery has a new receipt. Settling with the receipt of a lost lease chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
+from longwatch.core.tracing import active as active_tracer
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.errors import (
     InvalidParameterError,
@@ -22,8 +24,10 @@ from longwatch.errors import (
 from longwatch.mailbox import validation
 from longwatch.mailbox.backend import Backend, mailbox_errors
 from longwatch.mailbox.dead_letters import DeadLetters
+from longwatch.mailbox.headers import encode_headers
 from longwatch.mailbox.message import Message, SettleResult
 from longwatch.mailbox.records import MailboxStats, MessageRecord, NewMessage, new_id
+from longwatch.mailbox.send_span import put_in_span
 from longwatch.store.json_codec import Codec
 
 BodyT = TypeVar("BodyT")
@@ -71,13 +75,15 @@ class Mailbox(Generic[BodyT]):
         expires_in: float | None = None,
         keep_expired: bool = False,
         dedupe_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
         tx: Any = None,
     ) -> str:
         """Store a message durably and return its id. If a message with the same `dedupe_key` is
         still queued or leased, return its id instead.
 
         A message that no worker claims within `expires_in` seconds is counted and removed. With
-        `keep_expired` it becomes a dead letter.
+        `keep_expired` it becomes a dead letter. `headers` are short texts by lower-case name, at
+        most 8 KiB together, which the message keeps through retries and as a dead letter.
         """
         [stored] = self.send_many(
             [body],
@@ -86,6 +92,7 @@ class Mailbox(Generic[BodyT]):
             expires_in=expires_in,
             keep_expired=keep_expired,
             dedupe_keys=[dedupe_key],
+            headers=headers,
             tx=tx,
         )
         return stored
@@ -99,13 +106,17 @@ class Mailbox(Generic[BodyT]):
         expires_in: float | None = None,
         keep_expired: bool = False,
         dedupe_keys: Sequence[str | None] | None = None,
+        headers: Mapping[str, str] | None = None,
         tx: Any = None,
     ) -> list[str]:
-        """Store several messages in one transaction, all or none. Return their ids."""
+        """Store several messages in one transaction, all or none. Return their ids. Each has the
+        same `headers`.
+        """
         self._require_open()
         delay = validation.validate_delay(delay_seconds)
         expiry = validation.validate_expiry(expires_in)
         reply_name = self._reply_name(reply_to)
+        encoded_headers = encode_headers(headers)
         encoded = [self.codec.encode(body) for body in bodies]
         keys = (
             [None] * len(encoded)
@@ -121,11 +132,11 @@ class Mailbox(Generic[BodyT]):
                 keep_expired=keep_expired,
                 dedupe_key=key,
                 reply_to=reply_name,
+                headers=encoded_headers,
             )
             for data, key in zip(encoded, keys, strict=True)
         ]
-        with mailbox_errors():
-            return self.backend.put(messages, tx=tx) if messages else []
+        return self._put(messages, tx) if messages else []
 
     # --- receiving ---
 
@@ -231,6 +242,12 @@ class Mailbox(Generic[BodyT]):
 
     def decode(self, record: MessageRecord) -> BodyT:
         return self.codec.decode(record.body)
+
+    def _put(self, messages: Sequence[NewMessage], tx: Any) -> list[str]:
+        with mailbox_errors():
+            if (tracer := active_tracer()) is None:
+                return self.backend.put(messages, tx=tx)
+            return put_in_span(tracer, self.name, messages, partial(self.backend.put, tx=tx))
 
     def settle_one(self, settlement: Settlement) -> bool:
         with mailbox_errors():

@@ -26,6 +26,7 @@ from longwatch.engine.claim_source import (
 )
 from longwatch.errors import MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.headers import encode_headers
 from longwatch.mailbox.limits import COUNTED_AS_FAILURE, MailboxLimits
 from longwatch.mailbox.memory_contents import MemoryContents
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
@@ -467,6 +468,7 @@ class MemoryBackend:
                 keep_expired=message.keep_expired,
                 dedupe_key=message.dedupe_key,
                 reply_to=message.reply_to,
+                headers=message.headers,
             )
             queue.add(row, ready_at=wall + message.delay if message.delay > 0 else 0.0)
         return message.id
@@ -483,6 +485,7 @@ class MemoryBackend:
                 body=letter.body,
                 enqueued_at=letter.enqueued_at,
                 reply_to=letter.reply_to,
+                headers=encode_headers(letter.headers),
             )
         )
         return True

@@ -22,6 +22,7 @@ from itertools import chain, count, islice
 
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import GivenUp
+from longwatch.mailbox.headers import decode_headers
 from longwatch.mailbox.limits import EXPIRED, MailboxLimits, give_up_reason, is_kept
 from longwatch.mailbox.records import DeadLetter, MessageRecord
 from longwatch.store.blame import Blame, BlameBudget
@@ -53,6 +54,7 @@ class StoredMessage:
     keep_expired: bool = False
     dedupe_key: str | None = None
     reply_to: str | None = None
+    headers: str | None = None
     lease_state: LeaseState = LeaseState.REMOVED
     owner: int = 0
     term: int = 0
@@ -78,6 +80,7 @@ class StoredMessage:
             self.reply_to,
             self.lost,
             self.releases,
+            self.headers,
         )
 
     def count(self, blame: Blame) -> None:
@@ -109,6 +112,7 @@ class StoredMessage:
             lost=self.lost,
             traceback=self.traceback,
             position=position,
+            headers=decode_headers(self.headers),
         )
 
     def is_expired(self, wall: float) -> bool:

@@ -14,6 +14,7 @@ from longwatch.errors import (
 )
 from longwatch.mailbox import validation
 from longwatch.mailbox.backend import mailbox_errors
+from longwatch.mailbox.headers import decode_headers
 from longwatch.mailbox.records import MessageRecord
 from longwatch.store.claims import Claim
 
@@ -67,6 +68,11 @@ class Message(Generic[BodyT]):
     @property
     def reply_to(self) -> str | None:
         return self._record.reply_to
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that the sender gave the message, and those of its trace."""
+        return decode_headers(self._record.headers)
 
     @property
     def is_finalized(self) -> bool:

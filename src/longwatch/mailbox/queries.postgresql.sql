@@ -7,13 +7,15 @@
 -- the commits. A mailbox that a restore of the database has removed yields a null queue, which the
 -- table refuses.
 INSERT INTO longwatch_messages (queue, lease_state, ready_at, id, enqueued_at, expires_at,
-    keep_expired, dedupe_key, reply_to, body)
+    keep_expired, dedupe_key, reply_to, headers, body)
 SELECT (SELECT queue FROM longwatch_mailboxes AS mailbox WHERE mailbox.queue = message.queue),
     CASE WHEN delay > 0 THEN 1 ELSE 0 END, CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END,
-    id, :wall_now, :wall_now + expires_in, keep_expired, dedupe_key, reply_to, body
+    id, :wall_now, :wall_now + expires_in, keep_expired, dedupe_key, reply_to, headers,
+    body
 FROM unnest(:queue::int8[], :delay::float8[], :id::text[], :expires_in::float8[],
-    :keep_expired::int8[], :dedupe_key::text[], :reply_to::text[], :body::bytea[])
-    AS message (queue, delay, id, expires_in, keep_expired, dedupe_key, reply_to, body)
+    :keep_expired::int8[], :dedupe_key::text[], :reply_to::text[], :headers::text[],
+    :body::bytea[])
+    AS message (queue, delay, id, expires_in, keep_expired, dedupe_key, reply_to, headers, body)
 ON CONFLICT DO NOTHING
 
 -- name: lock_size
@@ -35,10 +37,10 @@ SELECT count(*) FROM (
 -- transaction ends.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
-    traceback, reply_to, body)
+    traceback, reply_to, headers, body)
 SELECT queue, id, :reason, coalesce(:error, error), :wall_now, enqueued_at,
     deliveries - :undelivered, failures + :failures, crashes, lost, releases,
-    coalesce(:traceback, traceback), reply_to, body
+    coalesce(:traceback, traceback), reply_to, headers, body
 FROM longwatch_messages
 WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term FOR UPDATE
 
@@ -58,9 +60,9 @@ FOR UPDATE SKIP LOCKED
 -- Copy messages that are not leased to the dead letters, in the order of the arrays.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
-    traceback, reply_to, body)
+    traceback, reply_to, headers, body)
 SELECT queue, id, given_up.reason, error, :wall_now, enqueued_at, deliveries, failures, crashes,
-    lost, releases, traceback, reply_to, body
+    lost, releases, traceback, reply_to, headers, body
 FROM unnest(:seq::int8[], :reason::text[]) WITH ORDINALITY AS given_up (seq, reason, place)
 JOIN longwatch_messages USING (seq) ORDER BY place
 
@@ -80,7 +82,7 @@ DELETE FROM longwatch_messages WHERE seq = ANY (:seq::int8[])
 
 -- name: peek
 -- The messages that a claim would return next: free or due, not expired, oldest first.
-SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to, lost, releases
+SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to, lost, releases, headers
 FROM longwatch_messages
 WHERE seq = ANY (ARRAY(
     (
@@ -99,8 +101,8 @@ WHERE seq = ANY (ARRAY(
 
 -- name: replay_dead_letter
 -- Insert a dead letter as a new message. Of its history it keeps only the time it was sent.
-INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, body)
-SELECT queue, id, enqueued_at, reply_to, body FROM longwatch_dead_letters
+INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, headers, body)
+SELECT queue, id, enqueued_at, reply_to, headers, body FROM longwatch_dead_letters
 WHERE queue = :queue AND id = :id FOR UPDATE
 
 -- name: delete_old_dead_letters

@@ -67,13 +67,13 @@ DELETE FROM longwatch_messages WHERE queue = :queue AND lease_state <> 2
 -- name: list_dead_letters
 -- A page of dead letters, oldest first.
 SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to,
-    body, lost, traceback, seq
+    body, lost, traceback, seq, headers
 FROM longwatch_dead_letters WHERE queue = :queue AND seq > :after ORDER BY seq LIMIT :limit
 
 -- name: find_dead_letter
 -- One dead letter by its message id.
 SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to,
-    body, lost, traceback, seq
+    body, lost, traceback, seq, headers
 FROM longwatch_dead_letters WHERE queue = :queue AND id = :id
 
 -- name: drop_dead_letter

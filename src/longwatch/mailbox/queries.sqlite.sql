@@ -3,9 +3,9 @@
 -- name: put
 -- Insert a message, unless a message with its id or dedupe key exists.
 INSERT INTO longwatch_messages (queue, lease_state, ready_at, id, enqueued_at, expires_at,
-    keep_expired, dedupe_key, reply_to, body)
+    keep_expired, dedupe_key, reply_to, headers, body)
 VALUES (:queue, :delay > 0, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :id, :wall_now,
-    :wall_now + :expires_in, :keep_expired, :dedupe_key, :reply_to, :body)
+    :wall_now + :expires_in, :keep_expired, :dedupe_key, :reply_to, :headers, :body)
 ON CONFLICT DO NOTHING
 
 -- name: count_messages
@@ -26,10 +26,10 @@ SELECT count(*) FROM (
 -- Copy a leased message to the dead letters, with its history and :failures more.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
-    traceback, reply_to, body)
+    traceback, reply_to, headers, body)
 SELECT queue, id, :reason, coalesce(:error, error), :wall_now, enqueued_at,
     deliveries - :undelivered, failures + :failures, crashes, lost, releases,
-    coalesce(:traceback, traceback), reply_to, body
+    coalesce(:traceback, traceback), reply_to, headers, body
 FROM longwatch_messages WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
 -- name: find_expired_by_key
@@ -41,9 +41,9 @@ WHERE queue = :queue AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AN
 -- Copy one message that is not leased to the dead letters.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
-    traceback, reply_to, body)
+    traceback, reply_to, headers, body)
 SELECT queue, id, :reason, error, :wall_now, enqueued_at, deliveries, failures, crashes,
-    lost, releases, traceback, reply_to, body
+    lost, releases, traceback, reply_to, headers, body
 FROM longwatch_messages WHERE seq = :seq
 
 -- name: find_counters
@@ -62,7 +62,7 @@ DELETE FROM longwatch_messages WHERE seq = :seq
 
 -- name: peek
 -- The messages that a claim would return next: free or due, not expired, oldest first.
-SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to, lost, releases
+SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to, lost, releases, headers
 FROM longwatch_messages
 WHERE seq IN (
     SELECT seq FROM (
@@ -81,8 +81,8 @@ WHERE seq IN (
 
 -- name: replay_dead_letter
 -- Insert a dead letter as a new message. Of its history it keeps only the time it was sent.
-INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, body)
-SELECT queue, id, enqueued_at, reply_to, body FROM longwatch_dead_letters
+INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, headers, body)
+SELECT queue, id, enqueued_at, reply_to, headers, body FROM longwatch_dead_letters
 WHERE queue = :queue AND id = :id
 
 -- name: delete_old_dead_letters

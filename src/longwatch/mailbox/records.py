@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -19,6 +21,8 @@ class NewMessage:
     keep_expired: bool = False
     dedupe_key: str | None = None
     reply_to: str | None = None
+    headers: str | None = None
+    """A JSON object (`headers.encode_headers`); None: none."""
 
 
 class MessageRecord(NamedTuple):
@@ -33,6 +37,8 @@ class MessageRecord(NamedTuple):
     reply_to: str | None
     lost: int = 0
     releases: int = 0
+    headers: str | None = None
+    """A JSON object (`headers.decode_headers`); None: none."""
 
 
 class MailboxStats(NamedTuple):
@@ -68,6 +74,7 @@ class DeadLetter(NamedTuple):
     traceback: str | None = None
     position: int = 0
     """The place among the dead letters of its mailbox, which grows with the time of death."""
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 def new_id() -> str:

@@ -7,14 +7,17 @@ reply may be sent twice, with the same request id.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from longwatch.core.tracing import active as active_tracer
 from longwatch.engine.claim_source import Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import AlreadySettled
 from longwatch.mailbox.backend import mailbox_errors
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.records import NewMessage, new_id
+from longwatch.mailbox.send_span import put_in_span
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.database import Transaction
 
@@ -38,10 +41,18 @@ def reply_and_settle(
         target.send(body)
         return settlement
     message = NewMessage(id=new_id(), body=target.codec.encode(body))
-    with mailbox_errors():
+
+    def send_and_settle(messages: Sequence[NewMessage]) -> list[str]:
         context.settled = origin.database.write(
-            lambda tx: _send_and_settle(tx, origin, destination, message, settlement)
+            lambda tx: _send_and_settle(tx, origin, destination, messages, settlement)
         )
+        return [message.id]
+
+    with mailbox_errors():
+        if (tracer := active_tracer()) is None:
+            send_and_settle([message])
+        else:
+            put_in_span(tracer, target.name, [message], send_and_settle)
     return (
         AlreadySettled.by(settlement) if context.settled else settlement
     )  # after a lost lease the engine's settlement fails too, and the engine emits that
@@ -51,10 +62,10 @@ def _send_and_settle(
     tx: Transaction,
     origin: SqlBackend,
     destination: SqlBackend,
-    message: NewMessage,
+    messages: Sequence[NewMessage],
     settlement: Settlement,
 ) -> bool:
     [settled] = origin.settle([settlement], tx=tx)
     if settled:
-        destination.put([message], tx=tx)
+        destination.put(messages, tx=tx)
     return settled

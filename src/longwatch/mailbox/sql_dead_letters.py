@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from longwatch.engine.claim_source import GivenUp, Settlement
+from longwatch.mailbox.headers import decode_headers
 from longwatch.mailbox.limits import (
     COUNTED_AS_FAILURE,
     EXPIRED,
@@ -162,7 +163,7 @@ class SqlDeadLetters:
             tx.execute_many(self._sql["delete_messages"], [{"seq": seq} for seq in seqs])
 
     def _to_dead_letter(self, row: Row) -> DeadLetter:
-        return DeadLetter(row[0], self._name, *row[1:])
+        return DeadLetter(row[0], self._name, *row[1:-1], headers=decode_headers(row[-1]))
 
 
 def _spent_reason(counts: Sequence[int | None]) -> str | None:

@@ -93,5 +93,6 @@ def _put_parameters(queue: int, message: NewMessage) -> dict[str, object]:
         "keep_expired": int(message.keep_expired),
         "dedupe_key": message.dedupe_key,
         "reply_to": message.reply_to,
+        "headers": message.headers,
         "body": message.body,
     }

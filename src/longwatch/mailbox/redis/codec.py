@@ -10,6 +10,7 @@ from struct import Struct
 from typing import Any
 
 from longwatch.engine.claim_source import ClaimedRow, GivenUp, RowOutcome, Settlement
+from longwatch.mailbox.headers import decode_headers
 from longwatch.mailbox.records import DeadLetter, MessageRecord, NewMessage
 from longwatch.store.blame import Blame
 from longwatch.store.claims import Claim
@@ -65,10 +66,7 @@ def pack_messages(messages: Iterable[NewMessage]) -> bytes:
 
 
 def _pack_message(message: NewMessage) -> tuple[bytes, ...]:
-    name, reply_to = (
-        message.id.encode(),
-        b"" if message.reply_to is None else message.reply_to.encode(),
-    )
+    name, reply_to = message.id.encode(), _pack_reply(message)
     key = b"" if message.dedupe_key is None else message.dedupe_key.encode("utf-8", "surrogatepass")
     flags = (_KEEP_EXPIRED if message.keep_expired else 0) | (
         _HAS_KEY if message.dedupe_key is not None else 0
@@ -78,6 +76,12 @@ def _pack_message(message: NewMessage) -> tuple[bytes, ...]:
         message.delay, message.expires_in or 0.0, size, flags, len(name), len(key), len(reply_to)
     )
     return head, name, key, reply_to, message.body
+
+
+def _pack_reply(message: NewMessage) -> bytes:
+    """Encode the name for the reply and the headers, which the scripts copy as one text."""
+    reply_to = b"" if message.reply_to is None else message.reply_to.encode()
+    return reply_to if message.headers is None else b"%b\0%b" % (reply_to, message.headers.encode())
 
 
 def pack_settlement(settlement: Settlement, owner: int) -> tuple[Any, ...]:
@@ -119,6 +123,7 @@ def unpack_claimed(
         deliveries, failures, crashes, lost, releases = (
             _COUNTERS.unpack_from(response, start + size) if counters_size else (0, 0, 0, 0, 0)
         )
+        reply_to, headers = _unpack_reply(response[rest : rest + reply]) if reply else (None, None)
         record = MessageRecord(
             response[text : text + name].decode(),
             response[rest + reply : start + size],
@@ -126,9 +131,10 @@ def unpack_claimed(
             failures,
             crashes,
             enqueued_at,
-            response[rest : rest + reply].decode() if reply else None,
+            reply_to,
             lost,
             releases,
+            headers,
         )
         claim = Claim(first_seq | int(number), owner, int(term))
         rows.append(ClaimedRow(claim, record, is_exclusive, None, None, max_failures - failures))
@@ -174,6 +180,7 @@ def unpack_dead_letter(mailbox: str, packed: bytes) -> DeadLetter:
         reply_to=record.reply_to,
         body=record.body,
         lost=lost,
+        headers=decode_headers(record.headers),
         traceback=packed[middle:row].decode(errors="replace") if traceback else None,
     )
 
@@ -189,7 +196,7 @@ def _unpack_record(row: bytes, counters: bytes) -> MessageRecord:
     text = _HEAD.size
     rest = text + name + key
     deliveries, failures, crashes, lost, releases = _COUNTERS.unpack(counters or _NO_COUNTERS)
-    reply_to = row[rest : rest + reply].decode() if reply else None
+    reply_to, headers = _unpack_reply(row[rest : rest + reply]) if reply else (None, None)
     return MessageRecord(
         row[text : text + name].decode(),
         row[rest + reply :],
@@ -200,4 +207,11 @@ def _unpack_record(row: bytes, counters: bytes) -> MessageRecord:
         reply_to,
         lost,
         releases,
+        headers,
     )
+
+
+def _unpack_reply(packed: bytes) -> tuple[str | None, str | None]:
+    """Decode the name for the reply and the headers."""
+    reply_to, _, headers = packed.decode().partition("\0")
+    return reply_to or None, headers or None

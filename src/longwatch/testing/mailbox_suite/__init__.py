@@ -4,6 +4,7 @@ Each check is a function whose name is its claim.
 
 harness             tools of a check: its own mailboxes, a clock that can be moved, assertions
 send_checks         send, send_many, bodies, delays, de-duplication, validation, max_size
+header_checks       headers, through retries, dead letters and replay
 transaction_checks  sends and settlements that commit with the caller's own work
 receive_checks      receive and the end of its wait; acknowledge, nack, replies; close
 admin_checks        counts, cancel, pause, purge, peek

@@ -2,7 +2,8 @@
 -- to the scripts that need them.
 --
 --   row          number, enqueued at, expires at (0: never), flags, length of id, key and reply_to,
---                then these three, then the body
+--                then these three, then the body. The reply is the name of its mailbox, followed by
+--                a zero byte and the headers as JSON if there are any.
 --   history      deliveries, failures, crashes, lost, releases, term, 1 if there is an error, the
 --                error
 --   lease        term, flags, then the id
