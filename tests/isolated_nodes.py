@@ -251,3 +251,16 @@ def _at_offset(kind: tuple[str, float], seconds: float) -> Any:
     if name == "datetime":
         return datetime.fromtimestamp(now + seconds, UTC)
     return timedelta(seconds=seconds) if name == "timedelta" else seconds
+
+
+def current_trace(x: int, context: Any) -> dict[str, str | None]:
+    """The trace that this process continues: of the current span, the variable, the context."""
+    from opentelemetry import propagate  # noqa: PLC0415 - only a traced attempt imports it
+
+    current: dict[str, str] = {}
+    propagate.inject(current)
+    return {
+        "current": current.get("traceparent"),
+        "variable": os.environ.get("TRACEPARENT"),
+        "context": context.trace_headers.get("traceparent"),
+    }

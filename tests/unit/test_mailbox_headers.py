@@ -55,10 +55,10 @@ def test_headers_that_another_program_has_damaged_read_as_none(damaged: str) -> 
     assert {} == decode_headers(damaged)
 
 
-def test_headers_of_a_trace_leave_the_sender_s_own_alone() -> None:
-    given = encode_headers({"tenant": "acme", "traceparent": "mine"})
-    added = add_headers(given, {"traceparent": "theirs", "tracestate": "a=1"})
-    assert {"tenant": "acme", "traceparent": "mine", "tracestate": "a=1"} == decode_headers(added)
+def test_headers_of_a_trace_replace_those_of_an_older_one() -> None:
+    given = encode_headers({"tenant": "acme", "traceparent": "old"})
+    added = add_headers(given, {"traceparent": "new", "tracestate": "a=1"})
+    assert {"tenant": "acme", "traceparent": "new", "tracestate": "a=1"} == decode_headers(added)
 
 
 def test_headers_of_a_trace_that_do_not_fit_are_left_out() -> None:

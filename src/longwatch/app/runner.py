@@ -56,6 +56,7 @@ from longwatch.host.process import reap_orphans
 from longwatch.host.sdnotify import SdNotifier
 from longwatch.host.signals import catch_signals
 from longwatch.observe.runner_metrics import RunnerMetrics
+from longwatch.observe.tracing import install_if_wanted
 from longwatch.runner.health import MAX_BEAT_AGE
 from longwatch.runner.runner import Runner
 from longwatch.store.database import Database
@@ -74,6 +75,7 @@ Flags = Mapping[str, object]
 def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
     """Run until a signal. Returns the exit code."""
     fill_standard_streams()
+    install_if_wanted(environ)
     loaded = load_config(path, environ, flags)
     settings = require_runner(loaded, environ)
     clock = SystemClock()

@@ -28,6 +28,7 @@ from longwatch.cli.options import (
     open_or_create,
     valid_text,
 )
+from longwatch.core.sanitize import shorten
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -248,9 +249,12 @@ def _parse_headers(given: Sequence[str]) -> dict[str, str]:
 
 
 def _header_text(headers: Mapping[str, str]) -> str:
-    return output.shorten(
-        " ".join(f"{name}={value}" for name, value in headers.items()), output.MAX_BODY_CHARS
-    )
+    """The headers on one line, shortened."""
+    return shorten(_all_headers(headers), output.MAX_BODY_CHARS)
+
+
+def _all_headers(headers: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in headers.items())
 
 
 def _read_body(body: str | None) -> bytes:
@@ -309,9 +313,12 @@ def show(
     if dead_letter is None:
         raise UsageError(_missing_error([message_id], name))
     fields = json_views.dead_letter_json(dead_letter)
-    headers = " ".join(f"{name}={value}" for name, value in fields["headers"].items())
     shown = output.key_value_lines(
-        {**fields, "headers": headers or None, "body": output.full_body(dead_letter.body)}
+        {
+            **fields,
+            "headers": _all_headers(fields["headers"]) or None,
+            "body": output.full_body(dead_letter.body),
+        }
     )
     if dead_letter.traceback:
         shown += ["", *dead_letter.traceback.split("\n")]

@@ -55,8 +55,8 @@ class SpanKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The work that a span describes. `parent`: headers of the span before it; without any, the
-    current span is the parent.
+    """The work that a span describes. `parent`: headers of the span before it. The span of a
+    producer prefers the current span to them, that of a consumer prefers them.
     """
 
     name: str

@@ -11,6 +11,7 @@ from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.heartbeat import Heartbeat
+from longwatch.core.tracing import Span
 from longwatch.engine.claim_source import ClaimedRow, Settlement
 from longwatch.host.beatpage import BeatPage
 
@@ -61,7 +62,7 @@ class RowContext:
     Code may check `cancelled` and `lease_lost` from time to time: the first asks it to stop, the
     second means that its result will not count. `settled`: the row was settled while the code ran,
     so its lease cannot be lost. `forced_settlement`: how the row is settled, whatever the code
-    returns.
+    returns. `span`: the span of the run; None while tracing is off.
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class RowContext:
         "forced_settlement",
         "lease_lost",
         "settled",
+        "span",
         "started_at",
     )
 
@@ -85,6 +87,7 @@ class RowContext:
         self.lease_lost = False
         self.settled = False
         self.forced_settlement: Settlement | None = None
+        self.span: Span | None = None
         self._token_lock = activity.token_lock
         self._activity: SlotActivity | None = activity
         self._token: CancelToken | None = None
@@ -153,6 +156,14 @@ class UserContext:
     def lease_lost(self) -> bool:
         """Whether the lease is lost, so that the result will not count."""
         return self._row_context.lease_lost
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """The headers by which another program continues the trace of this work (`traceparent` and
+        so on); empty while tracing is off.
+        """
+        span = self._row_context.span
+        return {} if span is None else span.headers()
 
     @property
     def cancelled(self) -> bool:

@@ -31,12 +31,14 @@ from typing import NamedTuple, Protocol
 from longwatch.core.deadline import Deadline
 from longwatch.core.error_text import error_text
 from longwatch.core.events.engine import WorkFailed, WorkReleased
+from longwatch.core.tracing import active as active_tracer
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext, SlotActivity
 from longwatch.engine.coroutines import AlreadySettled, CoroutineRunner, PendingResult, RowResult
 from longwatch.engine.error_policy import settlement_for
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import EngineContext
+from longwatch.engine.row_span import DescribeWork, describe_result
 from longwatch.errors import Release
 from longwatch.host.beatpage import BeatPage
 
@@ -112,6 +114,7 @@ class Slot:
         self._events = engine_context.events
         self._retry = engine_context.policy.retry
         self._no_deadline = Deadline.never(engine_context.clock)
+        self._describe_work: DescribeWork = getattr(runner, "describe_work", _no_work)
 
     def live(self, claimed: ClaimedRow) -> FinishedRow:
         """Run one claimed row and return how it is settled. Blocks while the user's code runs.
@@ -122,7 +125,15 @@ class Slot:
         context = self._begin(claimed)
         if context is None:
             return released(claimed)
-        result = self._run(context)
+        if (tracer := active_tracer()) is None or (work := self._describe_work(claimed)) is None:
+            return self._finish(claimed, context, self._run(context))
+        with tracer.span(work) as context.span:
+            finished = self._finish(claimed, context, self._run(context))
+            describe_result(context.span, finished.result, lease_lost=context.lease_lost)
+        return finished
+
+    def _finish(self, claimed: ClaimedRow, context: RowContext, result: RowResult) -> FinishedRow:
+        """End the run of a row, and decide how the row is settled."""
         duration = self._end(context)
         forced = context.forced_settlement
         if forced is not None:  # decided while the code ran
@@ -162,6 +173,8 @@ class Slot:
         code has already settled it.
         """
         settlement = settlement_for(context, error, self._retry)
+        if context.span is not None and settlement.outcome is not RowOutcome.RELEASED:
+            context.span.record_error(error)
         if isinstance(error, Release):
             self._emit_released(context, settlement, error)
         elif settlement.outcome is not RowOutcome.RELEASED or settlement.delay:
@@ -205,6 +218,10 @@ class Slot:
 def released(claimed: ClaimedRow) -> FinishedRow:
     """Return a row that is released without having begun."""
     return FinishedRow(claimed, Settlement(claimed.claim, RowOutcome.RELEASED), None)
+
+
+def _no_work(_: ClaimedRow) -> None:
+    """Describe no span, for a runner without spans."""
 
 
 def _identity(result: RowResult) -> RowResult:

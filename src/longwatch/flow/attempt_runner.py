@@ -15,6 +15,7 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
+from longwatch.core.tracing import Work
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import PendingResult
@@ -26,6 +27,7 @@ from longwatch.flow.invocation import arguments, encode_result
 from longwatch.flow.isolated.process_runner import ChildEndedError
 from longwatch.flow.node_options import Isolation
 from longwatch.flow.nodes import Node
+from longwatch.flow.spans import ReadTrace, attempt_work
 
 _UNKNOWN_NODE_DELAY = 30.0
 """Seconds for which an attempt whose node is unknown here is left to other workers."""
@@ -38,7 +40,7 @@ class AttemptRunner:
     """Computes the node of a claimed attempt; the runner of a flow worker's engine.
 
     `graph_of(queue)` returns the graph of an attempt; `call_isolated` runs nodes with
-    `isolation="process"`. Thread-safe.
+    `isolation="process"`; `read_trace` returns what the span of an attempt continues. Thread-safe.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class AttemptRunner:
         call_isolated: IsolatedCall,
         *,
         clock: Clock,
+        read_trace: ReadTrace = lambda _: {},
     ) -> None:
         self._graph_of = graph_of
+        self._read_trace = read_trace
         self._watchdog = watchdog
         self._call_isolated = call_isolated
         self._clock = clock
@@ -77,6 +81,18 @@ class AttemptRunner:
                 on_error=lambda _: self._watchdog.remove(running),
             )
         return self._settle(node, running, result)
+
+    def describe_work(self, claimed: ClaimedRow) -> Work | None:
+        """Describe the span of an attempt; None for one that calls no function."""
+        item = claimed.item
+        try:
+            graph = self._graph_of(item.queue)
+        except LookupError:
+            return None
+        node = graph.nodes.get(item.node)
+        if node is None or node.function is None or (node.is_tick and item.due_at is not None):
+            return None
+        return attempt_work(graph, item, self._read_trace(item.execution))
 
     def _begin(self, node: Node, row_context: RowContext) -> RunningAttempt:
         item = row_context.claimed.item

@@ -9,6 +9,7 @@ import msgspec
 
 from longwatch.core.deadline import Deadline
 from longwatch.core.duration import format_duration
+from longwatch.core.tracing import active as active_tracer
 from longwatch.errors import (
     DeadlineExceededError,
     NotSetError,
@@ -33,6 +34,7 @@ from longwatch.flow.map_settler import abandon_elements
 from longwatch.flow.node_status import FRESH_STATUSES
 from longwatch.flow.nodes import NodeKind
 from longwatch.flow.records import LoadedExecutions, change_channel
+from longwatch.flow.spans import change_work, encode_trace
 from longwatch.flow.ticks import set_paused
 from longwatch.store.database import Transaction
 
@@ -342,7 +344,17 @@ class Execution:
             self._flow.registry.propagate(tx, state)
             return state
 
-        return self._flow.write_execution(self._graph_id, transaction).revision
+        if (tracer := active_tracer()) is None:
+            return self._flow.write_execution(self._graph_id, transaction).revision
+        with tracer.span(change_work("change", self._graph_id)) as span:
+            span.set({"longwatch.execution.id": self.id})
+            trace = {"execution": self._number, "trace_context": encode_trace(span)}
+
+            def traced(tx: Transaction) -> ExecutionState:
+                tx.execute(self._flow.records.sql["set_trace_context"], trace)
+                return transaction(tx)
+
+            return self._flow.write_execution(self._graph_id, traced).revision
 
     def _load_state(self) -> ExecutionState:
         loaded = self._flow.database.read(

@@ -112,6 +112,8 @@ class ExecutionState:
         self.cancelled = cancelled
         self.metadata: str | None = None
         """The metadata of a new execution, as JSON."""
+        self.trace_context: str | None = None
+        """The headers of the span that starts a new execution, as JSON."""
         self.indexed_nodes: frozenset[str] = frozenset()
         """The nodes whose values an index finds."""
         self.changes = changes

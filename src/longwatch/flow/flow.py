@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
+from longwatch.core.tracing import active as active_tracer
 from longwatch.engine.event_logging import logged_events
 from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow.claim_source import FlowClaimSource
@@ -25,6 +26,7 @@ from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import RegisteredGraph, Registry
 from longwatch.flow.retention import Retention, validate_age, validate_finished
 from longwatch.flow.save_callbacks import SaveCallbacks
+from longwatch.flow.spans import change_work, encode_trace
 from longwatch.flow.statistics import (
     GraphStatistics,
     read_statistics,
@@ -280,12 +282,40 @@ class Flow:
         metadata: str | None,
         replaces_ended: bool = False,
     ) -> Execution:
+        def start(trace_context: str | None) -> Execution:
+            return self._start_now(
+                graph_id,
+                inputs,
+                key,
+                metadata=metadata,
+                trace_context=trace_context,
+                replaces_ended=replaces_ended,
+            )
+
+        if (tracer := active_tracer()) is None:
+            return start(None)
+        with tracer.span(change_work("start", graph_id)) as span:
+            execution = start(encode_trace(span))
+            span.set({"longwatch.execution.id": execution.id})
+        return execution
+
+    def _start_now(  # noqa: PLR0913 - a new execution
+        self,
+        graph_id: GraphId,
+        inputs: Mapping[str, str],
+        key: str | None,
+        *,
+        metadata: str | None,
+        trace_context: str | None,
+        replaces_ended: bool,
+    ) -> Execution:
         registered = self.registry.registered()[graph_id]
         execution_id = secrets.token_hex(8)
 
         def change(tx: Transaction) -> ExecutionState:
             state = ExecutionState(0, execution_id, graph_id)
             state.metadata = metadata
+            state.trace_context = trace_context
             for node, text in inputs.items():
                 state.set_value(node, text)
             self.registry.propagate(tx, state)

@@ -29,9 +29,9 @@ UPDATE longwatch_executions SET idempotency_key = NULL WHERE execution = :execut
 -- name: insert_execution
 -- Insert an execution, unless one with its key exists.
 INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, known_nodes, settled_nodes, state, metadata,
-    settled_at, created_at, updated_at)
+    trace_context, settled_at, created_at, updated_at)
 VALUES (:id, :graph, :version, :key, :revision, :known_nodes, :settled_nodes, :state, :metadata,
-    CASE WHEN :state > 0 THEN :wall_now END, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
+    :trace_context, CASE WHEN :state > 0 THEN :wall_now END, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
 
 -- name: execution_by_key
 -- Find an execution by its key.
@@ -40,6 +40,14 @@ SELECT execution FROM longwatch_executions WHERE graph = :graph AND idempotency_
 -- name: execution_by_id
 -- Find an execution by its id.
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
+
+-- name: trace_context
+-- The headers of the span that started or last changed an execution.
+SELECT trace_context FROM longwatch_executions WHERE execution = :execution
+
+-- name: set_trace_context
+-- Replace the headers of an execution.
+UPDATE longwatch_executions SET trace_context = :trace_context WHERE execution = :execution
 
 -- name: metadata
 -- The metadata of an execution.

@@ -226,6 +226,7 @@ class Records:
             "key": key,
             "revision": state.revision,
             "metadata": state.metadata,
+            "trace_context": state.trace_context,
             **_progress_row(state),
         }
         if (

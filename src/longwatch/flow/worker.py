@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -30,6 +31,7 @@ from longwatch.flow.isolated.process_runner import ProcessRunner
 from longwatch.flow.node_options import is_finite_number, is_positive_int
 from longwatch.flow.records import cancel_channel
 from longwatch.flow.save_callbacks import FLUSH_TIMEOUT
+from longwatch.flow.spans import read_trace
 from longwatch.flow.sweeper import SWEEP_INTERVAL
 from longwatch.host.background_thread import BackgroundThread
 
@@ -139,7 +141,13 @@ class FlowWorker(EngineLoop):
         self._process_runner = ProcessRunner(
             clock=self.clock, events=environment.events, time_left=self._time_left
         )
-        return AttemptRunner(self._graph_of, watchdog, self._process_runner, clock=self.clock)
+        return AttemptRunner(
+            self._graph_of,
+            watchdog,
+            self._process_runner,
+            clock=self.clock,
+            read_trace=partial(read_trace, self.flow.database, self.flow.records),
+        )
 
     def _policy_for(self, max_polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
         """The policy of the engine. It prefetches little, because the deadline of an attempt counts

@@ -60,14 +60,14 @@ def decode_headers(encoded: str | None) -> dict[str, str]:
 
 
 def add_headers(encoded: str | None, added: Mapping[str, str]) -> str | None:
-    """Add the headers of a trace to encoded ones, in order, as long as they fit. A name that is
-    there already keeps its value.
+    """Add the headers of a trace to encoded ones, in order, as long as they fit. They replace those
+    of another trace, as in a message that is sent on with the headers it was received with.
     """
     headers = decode_headers(encoded)
     for name, value in added.items():
-        wider = msgspec.json.encode({**headers, name: value})
-        if name not in headers and is_storable(value) and len(wider) <= MAX_HEADERS_BYTES:
-            headers[name] = value
+        wider = {**headers, name: value}
+        if is_storable(value) and len(msgspec.json.encode(wider)) <= MAX_HEADERS_BYTES:
+            headers = wider
     return msgspec.json.encode(headers).decode() if headers else None
 
 

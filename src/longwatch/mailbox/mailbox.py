@@ -27,7 +27,7 @@ from longwatch.mailbox.dead_letters import DeadLetters
 from longwatch.mailbox.headers import encode_headers
 from longwatch.mailbox.message import Message, SettleResult
 from longwatch.mailbox.records import MailboxStats, MessageRecord, NewMessage, new_id
-from longwatch.mailbox.send_span import put_in_span
+from longwatch.mailbox.spans import put_in_span
 from longwatch.store.json_codec import Codec
 
 BodyT = TypeVar("BodyT")

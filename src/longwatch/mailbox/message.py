@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from longwatch.core.tracing import active as active_tracer
 from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.errors import (
     MessageFinalizedError,
@@ -16,6 +19,7 @@ from longwatch.mailbox import validation
 from longwatch.mailbox.backend import mailbox_errors
 from longwatch.mailbox.headers import decode_headers
 from longwatch.mailbox.records import MessageRecord
+from longwatch.mailbox.spans import message_work
 from longwatch.store.claims import Claim
 
 if TYPE_CHECKING:
@@ -117,6 +121,17 @@ class Message(Generic[BodyT]):
                 f"message {self.id} names no open mailbox to reply to; send it with reply_to="
             )
         return target.send(body)
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Make the block the work on this message, in a trace. Does nothing while tracing is off.
+        A loop does this by itself.
+        """
+        if (tracer := active_tracer()) is None:
+            yield
+        else:
+            with tracer.span(message_work(self._mailbox.name, self._record)):
+                yield
 
     def finalize(self) -> None:
         """Mark the message as settled. Settling, extending or replying later raises

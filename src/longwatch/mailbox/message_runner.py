@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from longwatch.core.tracing import Work
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import PendingResult
@@ -13,6 +14,7 @@ from longwatch.errors import SerializationError
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import Message
 from longwatch.mailbox.records import MessageRecord
+from longwatch.mailbox.spans import message_work
 
 BodyT = TypeVar("BodyT")
 
@@ -72,6 +74,10 @@ class MessageRunner:
         if inspect.isawaitable(result):
             return PendingResult(result, lambda awaited: _settlement(context, awaited))
         return _settlement(context, result)
+
+    def describe_work(self, claimed: ClaimedRow) -> Work:
+        """Describe the span of a message."""
+        return message_work(self._mailbox.name, claimed.item)
 
 
 def require_no_generator_function(handle: Callable[..., Any]) -> None:

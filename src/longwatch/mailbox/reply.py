@@ -17,7 +17,7 @@ from longwatch.engine.coroutines import AlreadySettled
 from longwatch.mailbox.backend import mailbox_errors
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.records import NewMessage, new_id
-from longwatch.mailbox.send_span import put_in_span
+from longwatch.mailbox.spans import put_in_span
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.database import Transaction
 

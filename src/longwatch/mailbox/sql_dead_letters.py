@@ -163,7 +163,8 @@ class SqlDeadLetters:
             tx.execute_many(self._sql["delete_messages"], [{"seq": seq} for seq in seqs])
 
     def _to_dead_letter(self, row: Row) -> DeadLetter:
-        return DeadLetter(row[0], self._name, *row[1:-1], headers=decode_headers(row[-1]))
+        *facts, headers = row[1:]
+        return DeadLetter._make((row[0], self._name, *facts, decode_headers(headers)))
 
 
 def _spent_reason(counts: Sequence[int | None]) -> str | None:

@@ -32,6 +32,7 @@ from longwatch.core.clock import Clock
 from longwatch.core.events.base import Event, Level, event_fields
 from longwatch.core.masking import mask_mapping
 from longwatch.core.traceback_text import bound_traceback, describe_traceback
+from longwatch.core.tracing import active as active_tracer
 from longwatch.observe.log_format import to_json, to_pretty
 
 Record = dict[str, object]
@@ -266,6 +267,8 @@ def stdlib_record(record: logging.LogRecord, *, manager_pid: int) -> Record:
     fields |= {
         name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES
     }
+    if (tracer := active_tracer()) is not None:
+        fields |= tracer.log_fields()
     if record.exc_info:
         fields["traceback"] = _exception_text(record.exc_info)
     elif record.exc_text:

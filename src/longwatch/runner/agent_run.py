@@ -33,6 +33,9 @@ from longwatch.core.events.runner import (
     AgentRunStarted,
     AgentRunTimedOut,
 )
+from longwatch.core.tracing import SpanKind, Work
+from longwatch.core.tracing import active as active_tracer
+from longwatch.core.tracing import environment as trace_variables
 from longwatch.errors import (
     GuardianLostError,
     GuardianNotRunningError,
@@ -97,6 +100,7 @@ class AgentRun:
         self._changed = Wakeup()
         self._cancelled: tuple[str, float | None] | None = None
         self._has_started = False
+        self._trace_headers: dict[str, str] = {}
 
     def cancel(self, reason: str, *, grace: float | None = None) -> None:
         """End the process, or do not start it. The first reason counts. A later call may shorten
@@ -112,6 +116,30 @@ class AgentRun:
 
         Calls `beat` about once a second meanwhile.
         """
+        if (tracer := active_tracer()) is None:
+            return self._execute(beat)
+        with tracer.span(self._describe_work()) as span:
+            self._trace_headers = span.headers()
+            end = self._execute(beat)
+            span.set({"longwatch.run.status": str(end.status), "longwatch.run.cause": end.cause})
+            if not end.is_success:
+                span.fail(end.cause, end.error)
+        return end
+
+    def _describe_work(self) -> Work:
+        run = self.run
+        return Work(
+            name=f"run {run.source}",
+            kind=SpanKind.CONSUMER,
+            attributes={
+                "longwatch.source": run.source,
+                "longwatch.event.id": run.event,
+                "longwatch.run.id": run.id,
+                "longwatch.run.attempt": run.attempt,
+            },
+        )
+
+    def _execute(self, beat: Callable[[], None]) -> RunEnd:
         self._started_at = self._host.clock.monotonic()
         try:
             return self._run_agent(beat)
@@ -195,6 +223,7 @@ class AgentRun:
         return {
             **allowed,
             **agent.env,
+            **trace_variables(self._trace_headers),
             "LONGWATCH_RUN_ID": self.run.id,
             "LONGWATCH_SOURCE": self.run.source,
             "LONGWATCH_EVENT": str(self._workspace.event_file),

@@ -9,6 +9,7 @@ from typing import Any
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.engine.context import IdentifiedLogger, RowContext, UserContext
+from longwatch.mailbox.headers import decode_headers
 from longwatch.runtime.request import MainLoopRequest
 
 _LOGGER = logging.getLogger("longwatch.runtime.handler")
@@ -16,14 +17,14 @@ _LOGGER = logging.getLogger("longwatch.runtime.handler")
 
 class MainLoopContext(UserContext):
     """The context of one run of a handler. `request_id`, `message_id` and `trace` identify its
-    message, `deadline` limits its time.
+    message, `headers` are those of the message, `deadline` limits its time.
 
     Code that takes long calls `beat` and checks `cancelled` now and then. `cancelled` is true when
     the process shuts down, the lease is lost, or the deadline has passed. Once `lease_lost` is
     true, the result of the handler does not count.
     """
 
-    __slots__ = ("_clock", "_loop", "deadline", "message_id", "request_id", "trace")
+    __slots__ = ("_clock", "_loop", "deadline", "headers", "message_id", "request_id", "trace")
 
     def __init__(
         self, row_context: RowContext, request: MainLoopRequest[Any], *, loop: str, clock: Clock
@@ -32,6 +33,7 @@ class MainLoopContext(UserContext):
         self.request_id = request.request_id
         self.message_id: str = row_context.claimed.item.id
         self.trace = request.trace
+        self.headers: dict[str, str] = decode_headers(row_context.claimed.item.headers)
         self.deadline = _deadline(request, clock)
         self._loop = loop
         self._clock = clock

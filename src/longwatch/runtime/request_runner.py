@@ -23,6 +23,7 @@ from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import ReplyFailed
 from longwatch.core.traceback_text import describe_traceback
+from longwatch.core.tracing import Work
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import PendingResult, RowResult
@@ -38,6 +39,7 @@ from longwatch.mailbox.limits import UNANSWERED
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import require_no_generator
 from longwatch.mailbox.reply import reply_and_settle
+from longwatch.mailbox.spans import message_work
 from longwatch.runtime.context import MainLoopContext
 from longwatch.runtime.request import MainLoopRequest, MainLoopResult, OutputCheck, RequestDecoder
 
@@ -86,6 +88,10 @@ class RequestRunner:
         if loop_context.deadline.expired:
             return self._reject_expired(request, context)
         return self._run(request, loop_context, context)
+
+    def describe_work(self, claimed: ClaimedRow) -> Work:
+        """Describe the span of a message."""
+        return message_work(self._requests.name, claimed.item)
 
     def _run(
         self, request: MainLoopRequest[Any], context: MainLoopContext, work: RowContext

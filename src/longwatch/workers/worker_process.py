@@ -28,6 +28,7 @@ from longwatch.host.parent_channel import SUSPECTS_VARIABLE, ParentChannel
 from longwatch.observe.event_log import EventLog, LogSink, redirect_logging
 from longwatch.observe.log_format import to_json, to_pretty
 from longwatch.observe.metrics import Metrics
+from longwatch.observe.tracing import flush, install_if_wanted
 from longwatch.runtime.group import LoopGroup
 from longwatch.workers.event_relay import EventRelay
 from longwatch.workers.import_path import load_group
@@ -52,7 +53,9 @@ def main(arguments: Sequence[str]) -> int:
     parent = ParentChannel.from_environment()
     runs_suspects = os.environ.pop(SUSPECTS_VARIABLE, "") != ""
     try:
-        return _run(load_group(import_path), parent, runs_suspects=runs_suspects)
+        group = load_group(import_path)
+        install_if_wanted(os.environ)
+        return _run(group, parent, runs_suspects=runs_suspects)
     except LongwatchError as error:
         if parent is not None:
             parent.report_finished()
@@ -109,6 +112,7 @@ def _run(group: LoopGroup, parent: ParentChannel | None, *, runs_suspects: bool)
     relay = None if parent is None else EventRelay(parent, clock=SystemClock())
 
     def close_outputs() -> None:
+        flush(_CLOSE_TIMEOUT)
         outlet.close(_CLOSE_TIMEOUT)
         if relay is not None:
             relay.close(_CLOSE_TIMEOUT)

@@ -15,7 +15,7 @@ import faulthandler
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from longwatch.flow.isolated.child_channel import (
@@ -29,6 +29,7 @@ from longwatch.flow.isolated.frames import INPUTS, PATH, RAISED, READY, REQUEST,
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from longwatch.core.cancel import CancelToken
 
@@ -90,11 +91,24 @@ def _compute(channel: ChildFrameChannel, listener: CancelListener) -> bytes:
     if signature_of(function).takes_context:
         listener.start(context.cancel)
     node = Node(facts["node"], NodeKind(facts["kind"]), function=function)
-    result = function(**arguments(node, inputs, context))
-    if isawaitable(result):
-        listener.start(context.cancel)
-        result = _run_awaitable(result, context.cancel)
+    with _continued_trace(facts):
+        result = function(**arguments(node, inputs, context))
+        if isawaitable(result):
+            listener.start(context.cancel)
+            result = _run_awaitable(result, context.cancel)
     return encode_result(node, result)
+
+
+def _continued_trace(facts: dict[str, Any]) -> AbstractContextManager[object]:
+    """Switch the tracing of the worker on, and make its span of the attempt the current one."""
+    if not facts["tracing"]:
+        return nullcontext()
+    from longwatch.core.tracing import active  # noqa: PLC0415 - for traced attempts only
+
+    module, _, name = facts["tracing"].partition(":")
+    import_function(module, name)()
+    tracer = active()
+    return nullcontext() if tracer is None else tracer.continued(facts["trace"])
 
 
 def _make_context(channel: ChildFrameChannel, facts: dict[str, Any]) -> ChildContext:

@@ -109,6 +109,7 @@ class ChildContext:
         self.node: str = facts["node"]
         self.attempt: int = facts["attempt"]
         self.fencing_token: int = facts["fencing_token"]
+        self.trace_headers: dict[str, str] = facts["trace"]
         self.deadline = deadline
         self.cancel = cancel
         self._channel = channel

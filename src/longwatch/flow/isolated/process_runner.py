@@ -37,6 +37,8 @@ from longwatch.core.error_text import MAX_ERROR_LENGTH
 from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.masking import mask_text
+from longwatch.core.tracing import active as active_tracer
+from longwatch.core.tracing import environment as trace_variables
 from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.errors import (
     CancelledError,
@@ -184,6 +186,7 @@ class ProcessRunner(Service):
 
     def _child_spec(self, node: Node, inputs: str, context: FlowContext) -> ChildSpec:
         assert node.function is not None
+        headers = context.trace_headers
         request = {
             "module": node.function.__module__,
             "qualname": node.function.__qualname__,
@@ -194,13 +197,20 @@ class ProcessRunner(Service):
             "attempt": context.attempt,
             "fencing_token": context.fencing_token,
             "remaining": context.deadline.remaining(),
+            "trace": headers,
+            "tracing": getattr(active_tracer(), "import_path", "") if headers else "",
         }
         frames = (
             encode_frame(PATH, _sys_path()),
             encode_frame(REQUEST, msgspec.json.encode(request)),
             encode_frame(INPUTS, inputs.encode()),
         )
-        return ChildSpec(_argv(node), dict(os.environ), b"".join(frames), node.options.max_memory)
+        return ChildSpec(
+            _argv(node),
+            {**os.environ, **trace_variables(headers)},
+            b"".join(frames),
+            node.options.max_memory,
+        )
 
     def _depth(self, node: Node) -> int:
         """How many decorators wrap the function under its import path. Raises PermanentError if a
