@@ -243,6 +243,9 @@ def test_a_body_is_an_argument_or_standard_input_and_json_or_text(
         (("1", "--delay", "-1"), b"", "--delay takes a duration, for example 300,"),
         (("1", "--expires-in", "0"), b"", "--expires-in takes a duration from 0.001 s to"),
         (("1", "--reply-to", "no name"), b"", "a mailbox name has 1 to 200 letters"),
+        (("1", "--header", "tenant"), b"", "--header takes NAME=VALUE, for example tenant=acme"),
+        (("1", "--header", "Tenant=a"), b"", "the name of a header has 1 to 200 lower-case"),
+        (("1", "--header", "a=" + "x" * 8192), b"", "the headers of a message have at most 8192"),
     ],
     ids=lambda value: repr(value)[:40],
 )
@@ -284,6 +287,26 @@ def test_options_of_send_reach_the_message(shell: Shell) -> None:
             "SELECT expires_at - enqueued_at FROM longwatch_messages WHERE dedupe_key = 'k'"
         )
     assert 3600 == pytest.approx(lasts)
+
+
+def test_headers_are_sent_and_shown_with_their_secrets_masked(shell: Shell) -> None:
+    shell.output("mailbox", "send", "jobs", "1")
+    plain = shell.output("mailbox", "peek", "jobs").split("\n")[0]
+    assert ["id", "age", "deliveries", "body"] == plain.split()
+    words = ("--header", "tenant=a=b", "--header", "api-key=s3cret")
+    sent = shell.output("mailbox", "send", "jobs", "2", *words)
+    shown = {"tenant": "a=b", "api-key": "***"}
+    assert [{}, shown] == [each["headers"] for each in shell.json_output("mailbox", "peek", "jobs")]
+    head, _, last = shell.output("mailbox", "peek", "jobs").split("\n")
+    assert ["id", "age", "deliveries", "body", "headers"] == head.split()
+    assert last.endswith("tenant=a=b api-key=***")
+    with shell.mailbox() as mailbox:
+        message = mailbox.receive(max_messages=2)[1]
+        assert {"tenant": "a=b", "api-key": "s3cret"} == message.headers
+        message.reject("no")
+    shown_dead = shell.output("mailbox", "dead", "show", "jobs", sent)
+    assert "headers      tenant=a=b api-key=***" in shown_dead.split("\n")
+    assert shown == shell.json_output("mailbox", "dead", "show", "jobs", sent)["headers"]
 
 
 def test_peek_shows_what_would_come_next_and_leases_nothing(shell: Shell) -> None:
