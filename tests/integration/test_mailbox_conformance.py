@@ -316,7 +316,7 @@ class LeasesByTheWallClock(MemoryStore):
 
 
 def _fields(letter: NewMessage) -> dict[str, Any]:
-    return {name: getattr(letter, name) for name in NewMessage.__slots__}
+    return letter._asdict()
 
 
 def factory_of(backend: type[MemoryBackend], store: MemoryStore) -> Callable[..., Mailbox[Any]]:

@@ -5,7 +5,6 @@ the work on a message. Names and attributes are those of the messaging conventio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from longwatch.core.tracing import AttributeValue, SpanKind, Tracer, Work
 from longwatch.mailbox.headers import add_headers, decode_headers
@@ -30,7 +29,7 @@ def put_in_span(
     with tracer.span(work) as span:
         added = span.headers()
         stored = put(
-            [replace(message, headers=add_headers(message.headers, added)) for message in messages]
+            [message._replace(headers=add_headers(message.headers, added)) for message in messages]
         )
         if count == 1:
             span.set({"messaging.message.id": stored[0]})
