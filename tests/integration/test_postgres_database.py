@@ -27,6 +27,7 @@ from longwatch.errors import (
     UsageError,
 )
 from longwatch.mailbox import open_mailbox
+from longwatch.store.database import Transaction
 from longwatch.store.migrations import load_migrations, schema_status
 from longwatch.store.postgres.connector import (
     ServerAddress,
@@ -635,6 +636,32 @@ class TestTheSchema:
             server.sql(f"DROP OWNED BY {role}", name)
             server.sql(f"DROP ROLE {role}")
 
+    def test_of_version_8_keeps_its_messages_which_have_no_headers(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps = [step for step in load_migrations("postgresql") if step.version < 9]
+        with monkeypatch.context() as patch:
+            patch.setattr("longwatch.store.postgres.client.load_migrations", lambda _: steps)
+            with PostgresDatabase(url, auto_migrate=True) as database:
+                database.write(insert_version_8_rows)
+                assert 8 == database.schema_version()
+        with PostgresDatabase(url, auto_migrate=True) as database:
+            mailbox = open_mailbox(database, "jobs")
+            [message] = mailbox.receive()
+            assert ("kept", 1, "answers", {}) == (
+                message.id,
+                message.body,
+                message.reply_to,
+                message.headers,
+            )
+            [dead] = mailbox.dead_letters
+            assert ("dead", b"2", {}) == (dead.id, dead.body, dead.headers)
+            sent = mailbox.send(3, headers={"tenant": "acme"})
+            assert (sent, {"tenant": "acme"}) == (
+                (received := mailbox.receive()[0]).id,
+                received.headers,
+            )
+
     def test_is_made_once_by_processes_that_start_at_the_same_time(self, url: str) -> None:
         starter = f"""
             from longwatch.store.postgres.database import PostgresDatabase
@@ -653,6 +680,20 @@ class TestTheSchema:
             assert [(step.version,) for step in load_migrations("postgresql")] == database.read(
                 lambda tx: tx.rows("SELECT version FROM longwatch_schema ORDER BY version")
             )
+
+
+def insert_version_8_rows(tx: Transaction) -> None:
+    """Insert a message and a dead letter as version 8 did."""
+    tx.execute("INSERT INTO longwatch_mailboxes (queue, name) VALUES (1, 'jobs')")
+    tx.execute(
+        "INSERT INTO longwatch_messages (queue, id, enqueued_at, reply_to, body)"
+        " VALUES (1, 'kept', 1.0, 'answers', '1')"
+    )
+    tx.execute(
+        "INSERT INTO longwatch_dead_letters (queue, id, reason, died_at, enqueued_at, deliveries,"
+        " failures, crashes, releases, body) VALUES (1, 'dead', 'failed', 2.0, 1.0, 5, 5, 0, 0,"
+        " '2')"
+    )
 
 
 class TestUnsafeSettings:
