@@ -26,7 +26,6 @@ from longwatch.engine.claim_source import (
 )
 from longwatch.errors import MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.headers import encode_headers
 from longwatch.mailbox.limits import COUNTED_AS_FAILURE, MailboxLimits
 from longwatch.mailbox.memory_contents import MemoryContents
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
@@ -477,17 +476,7 @@ class MemoryBackend:
         letter = queue.dead_letters.pop(message_id, None)
         if letter is None:
             return False
-        queue.add(
-            StoredMessage(
-                seq=next(contents.sequence),
-                queue=queue,
-                id=letter.id,
-                body=letter.body,
-                enqueued_at=letter.enqueued_at,
-                reply_to=letter.reply_to,
-                headers=encode_headers(letter.headers),
-            )
-        )
+        queue.add(StoredMessage.replayed(letter, queue, seq=next(contents.sequence)))
         return True
 
 

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import chain, count, islice
+from typing import Self
 
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import GivenUp
-from longwatch.mailbox.headers import decode_headers
+from longwatch.mailbox.headers import decode_headers, encode_headers
 from longwatch.mailbox.limits import EXPIRED, MailboxLimits, give_up_reason, is_kept
 from longwatch.mailbox.records import DeadLetter, MessageRecord
 from longwatch.store.blame import Blame, BlameBudget
@@ -68,6 +69,21 @@ class StoredMessage:
     traceback: str | None = None
     is_tracked_for_expiry: bool = False
     """Whether the row is in the heap of expiring rows."""
+
+    @classmethod
+    def replayed(cls, letter: DeadLetter, queue: MemoryQueue, *, seq: int) -> Self:
+        """Make a new message of a dead letter. Of its history it keeps only the time it was
+        sent.
+        """
+        return cls(
+            seq=seq,
+            queue=queue,
+            id=letter.id,
+            body=letter.body,
+            enqueued_at=letter.enqueued_at,
+            reply_to=letter.reply_to,
+            headers=encode_headers(letter.headers),
+        )
 
     def record(self) -> MessageRecord:
         return MessageRecord(
