@@ -97,6 +97,10 @@ def test_the_page_has_the_state_of_every_program_and_what_happened_to_it(tmp_pat
         run.stop_cleanly()
     failures = found.pop("probe_failures_total{readiness,slow}")
     assert failures >= 1
+    memory = [found.pop(f"program_memory_bytes{{{name}}}") for name in ("slow", "well")]
+    assert min(memory) > 100_000
+    cpu = [found.pop(f"program_cpu_seconds_total{{{name}}}") for name in ("slow", "well")]
+    assert min(cpu) >= 0.0
     assert {
         "health_ready{}": 0.0,
         **{f"program_starts_total{{{name}}}": 1.0 for name in ("slow", "well", "done")},

@@ -653,7 +653,7 @@ def test_a_quick_one_is_heard_that_speaks_before_we_know_of_its_start(rig: Monit
         rig.report_lease(worker)
         rig.report(worker.pid, "group", loops=["jobs"], threshold=THRESHOLD, crash_file="")
         rig.report_state(worker.pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 3]])
-        assert eventually(lambda: len(rig.monitor._early_messages) == 3)
+        assert eventually(lambda: len(rig.monitor._reports._early_messages) == 3)
         assert [] == source.calls
         rig.emit_started(worker.pid)
         assert ("jobs",) == rig.observer.wait_for(WorkerJoined).loops

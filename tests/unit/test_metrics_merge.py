@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.observe.counters import MAX_ENDED, MergedSamples, MetricSample
-from longwatch.observe.metric_families import FAMILIES, GaugeMerge, MetricKind
+from longwatch.observe.counters import (
+    MAX_ENDED,
+    MergedSamples,
+    MetricSample,
+    add_to_histogram,
+    empty_histogram,
+)
+from longwatch.observe.metric_families import FAMILIES, Families, GaugeMerge, MetricKind
+from longwatch.observe.runner_families import runner_families
 
 ACKED = "longwatch_mailbox_acked_total"
 DURATION = "longwatch_handle_duration_seconds"
@@ -131,6 +138,80 @@ def test_whoever_comes_counts_and_goes_the_sum_is_of_all_that_was_ever_counted(
             own[process] = own.get(process, 0) + more
             merged.update(process, [acked(own[process])])
         assert sum(own.values()) == (found(merged, ACKED, "mail") or 0)
+
+
+# --- families of a runner ---
+
+COMPLETED, ACTIVE, DEPTH, TOOK = (
+    f"agents_{name}"
+    for name in (
+        "agents_completed_total",
+        "agents_active",
+        "queue_depth",
+        "agent_duration_seconds",
+    )
+)
+
+
+def families(agent_timeout: float | None = None) -> Families:
+    named = runner_families("agents", agent_timeout)
+    return {family.name: family for family in named.values()}
+
+
+def test_metrics_of_a_namespace_are_known_once_their_families_are() -> None:
+    merged = MergedSamples()
+    said = [MetricSample(DEPTH, ("prod",), 3.0), acked(1)]
+    merged.update(1, said)
+    assert [acked(1)] == merged.samples()
+    merged.add_families(families())
+    merged.update(1, said)
+    assert said == merged.samples()
+    assert {DEPTH, ACKED} <= merged.families.keys()
+
+
+def test_the_runs_of_a_runner_that_has_ended_have_ended_too() -> None:
+    """Spawned = completed + active, whatever becomes of its process."""
+    merged = MergedSamples()
+    merged.add_families(families())
+    said = [
+        MetricSample(COMPLETED, ("prod", "cancelled"), 1.0),
+        MetricSample(COMPLETED, ("prod", "success"), 4.0),
+        MetricSample(ACTIVE, ("prod",), 2.0),
+        MetricSample(ACTIVE, ("dev",), 1.0),
+        MetricSample(DEPTH, ("prod",), 7.0),
+    ]
+    merged.update(1, said)
+    merged.mark_ended(1)
+    ended = {
+        (COMPLETED, ("prod", "cancelled")): 3.0,
+        (COMPLETED, ("prod", "success")): 4.0,
+        (COMPLETED, ("dev", "cancelled")): 1.0,
+    }
+    assert ended == {(name, labels): value for name, labels, value in merged.samples()}
+    merged.update(1, [*said[:2], MetricSample(ACTIVE, ("prod",), 0.0)])
+    assert (1.0, 4.0) == (
+        found(merged, COMPLETED, "prod", "cancelled"),
+        found(merged, COMPLETED, "prod", "success"),
+    ), "its last word tells of no run in progress"
+
+
+def test_durations_with_other_buckets_begin_anew_and_nothing_else_does() -> None:
+    merged = MergedSamples()
+    merged.add_families(families())
+    for process in range(MAX_ENDED + 3):
+        short = empty_histogram(families()[TOOK].buckets)
+        add_to_histogram(short, families()[TOOK].buckets, 2.0)
+        merged.update(process, [MetricSample(TOOK, ("prod", "success"), short), acked(1)])
+        merged.mark_ended(process)
+    longer = families(600.0)
+    merged.add_families(longer)
+    assert found(merged, TOOK, "prod", "success") is None
+    long = empty_histogram(longer[TOOK].buckets)
+    merged.update(1000, [MetricSample(TOOK, ("prod", "success"), long)])
+    assert (long, MAX_ENDED + 3) == (
+        found(merged, TOOK, "prod", "success"),
+        found(merged, ACKED, "mail"),
+    )
 
 
 # --- last words ---

@@ -23,7 +23,10 @@ from longwatch.core.events.programs import CircuitBreakerTripped
 from longwatch.core.health import Aspect, Health, HealthReason
 from longwatch.errors import ConfigError, UsageError
 from longwatch.host.loop import EventLoopThread
+from longwatch.supervisor.plan import ProgramKind
+from longwatch.supervisor.program_listener import ProgramStart
 from longwatch.supervisor.supervisor import Supervisor
+from longwatch.workers.monitor import WorkerMonitor
 from loopback import free_port
 from polling import eventually
 from worker_process import parse_metrics
@@ -36,6 +39,7 @@ def program(name: str, **facts: object) -> Facts:
     """What the supervisor says of a program that is up and ready, but for these facts."""
     return {
         "name": name,
+        "kind": "command",
         "state": "up",
         "desired": "up",
         "up": True,
@@ -66,10 +70,14 @@ class FakeSupervisor:
         self.loop = EventLoopThread()
         self.commands = self
         self.programs: list[Facts] = []
+        self.usages: list[Facts] = []
         self.loop.start()
 
     async def status(self) -> list[Facts]:
         return self.programs
+
+    async def usage(self) -> list[Facts]:
+        return self.usages
 
     def block_loop(self) -> Callable[[], None]:
         """Have the loop hang until the returned function is called."""
@@ -97,12 +105,13 @@ def make_health(
     settings: Settings | None = None,
     runtime_up: bool | None = None,
     clock: SystemClock | None = None,
+    monitor: WorkerMonitor | None = None,
 ) -> UpHealth:
     return UpHealth(
         cast("Supervisor", supervisor),
         clock=clock or SystemClock(),
         settings=lambda: settings or Settings(),
-        worker_monitor=lambda: None,
+        worker_monitor=lambda: monitor,
         runtime_up=lambda: runtime_up,
     )
 
@@ -222,6 +231,43 @@ def test_processes_that_run_suspects_for_a_while_need_not_be_ready(
     assert HealthReason.FAILED is answer(make_health(supervisor), Aspect.READY)[0]
 
 
+def started(monitor: WorkerMonitor, name: str, kind: ProgramKind, pid: int) -> None:
+    monitor.program_started(ProgramStart(program=name, kind=kind, pid=pid))
+
+
+def test_programs_that_report_themselves_why_they_are_not_ready_are_named_with_that(
+    supervisor: FakeSupervisor,
+) -> None:
+    """A runner and a worker do. The status page never counts."""
+    monitor = WorkerMonitor(
+        kill_worker=lambda _pid, _reason: None, clock=SystemClock(), events=Events()
+    )
+    started(monitor, "runner", ProgramKind.RUNNER, 1)
+    started(monitor, "jobs", ProgramKind.WORKER, 2)
+    started(monitor, "page", ProgramKind.PAGE, 3)
+    supervisor.programs = [
+        program("runner", kind="runner"),
+        program("jobs", kind="worker"),
+        program("page", kind="page", ready=False),
+    ]
+    health = make_health(supervisor, monitor=monitor)
+    assert (HealthReason.OK, "") == answer(health, Aspect.READY)
+    monitor._reports.accept({"about": "group", "pid": 2, "loops": ["jobs"], "threshold": 60.0})
+    for pid, failing in ((1, ["a: off", "b: off"]), (2, ["loop jobs: unreachable"]), (3, ["c: d"])):
+        monitor._reports.accept({"about": "state", "pid": pid, "ready": False, "failing": failing})
+    assert (
+        HealthReason.FAILED,
+        "not ready: runner (a: off, b: off), jobs (loop jobs: unreachable)",
+    ) == answer(health, Aspect.READY)
+    found = series(health)
+    assert (0.0, 0.0, 0.0) == tuple(
+        found[name] for name in ("health_ready{}", "program_ready{runner}", "program_ready{jobs}")
+    )
+    for pid in (1, 2):
+        monitor._reports.accept({"about": "state", "pid": pid, "ready": True, "failing": []})
+    assert (HealthReason.OK, "") == answer(health, Aspect.READY)
+
+
 def test_a_supervisor_that_has_not_started_or_stops_is_not_ready(
     supervisor: FakeSupervisor,
 ) -> None:
@@ -234,6 +280,28 @@ def test_a_supervisor_that_has_not_started_or_stops_is_not_ready(
     assert HealthReason.DRAINING is answer(health, Aspect.READY)[0]
     assert HealthReason.OK is answer(health, Aspect.STARTED)[0]
     assert 0.0 == series(health)["health_ready{}"]
+
+
+# --- what programs use ---
+
+
+def usage(name: str, pid: int, cpu: float | None, memory: int | None = 10) -> Facts:
+    return {"name": name, "pid": pid, "cpu_seconds": cpu, "memory_bytes": memory}
+
+
+def test_memory_is_as_measured_and_cpu_time_goes_on_over_restarts_and_never_back(
+    supervisor: FakeSupervisor,
+) -> None:
+    health = make_health(supervisor)
+    measured = [usage("web", 7, 2.0), usage("hidden", 8, None, None)], [usage("web", 7, 1.5)]
+    found = []
+    for supervisor.usages in (*measured, [usage("web", 9, 0.5, 30)], []):
+        page = series(health)
+        found.append(
+            (page.get("program_cpu_seconds_total{web}"), page.get("program_memory_bytes{web}"))
+        )
+        assert not any("hidden" in name for name in page)
+    assert [(2.0, 10.0), (2.0, 10.0), (2.5, 30.0), (2.5, None)] == found
 
 
 # --- a loop that hangs ---

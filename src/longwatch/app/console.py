@@ -168,8 +168,8 @@ class Console:
         self._restore_logging = redirect_logging(self.log, level=Level.WARNING)
 
     def log_relayed(self, records: Iterable[Record]) -> None:
-        """Write records of events of worker processes to `logs/watchdog.log`. The console has them
-        as output of the workers. Neither blocks nor raises.
+        """Write records of events of Longwatch programs to `logs/watchdog.log`. The console has
+        them as output of the programs. Neither blocks nor raises.
         """
         if self._event_file is None:
             return

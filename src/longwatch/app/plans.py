@@ -49,12 +49,19 @@ SHELL_EXAMPLE = '["sh", "-c", "…"]'
 WorkerEnvironment = Callable[[int | None], Mapping[str, str]]
 """Returns the environment variables of the worker processes of a user."""
 
+Connect = Callable[[ProgramPlan, ProgramKind], ProgramPlan]
+"""Returns the plan of a Longwatch program of this kind, such that it reports to its parent."""
+
 EXTRA_GRACE = 5.0
 """Seconds between the end of a group's shutdown_timeout and the kill of its worker process."""
 
 
 def _no_variables(_: int | None) -> Mapping[str, str]:
     return {}
+
+
+def _unconnected(plan: ProgramPlan, kind: ProgramKind) -> ProgramPlan:
+    return replace(plan, kind=kind)
 
 
 def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by name
@@ -65,13 +72,14 @@ def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by 
     source: str = FILE_NAME,
     config: Path | None = None,
     worker_environment: WorkerEnvironment = _no_variables,
+    connect: Connect = _unconnected,
 ) -> dict[str, ProgramPlan]:
     """The plans of the programs and containers of the file, by name. Raises ConfigError with all
     faults, also if there is no program. The agents of a registry are not among them.
 
     Relative directories begin at `base`. `source` is the name of the file in messages, `config` its
     absolute path, which the runner reads. `worker_environment` returns the variables of the worker
-    processes of a user.
+    processes of a user. `connect` makes the runner report to this process.
     """
     if not settings.keeps_anything_up:
         raise ConfigError(
@@ -88,7 +96,8 @@ def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by 
     if settings.has_containers:
         planned |= builder.containers()
     if settings.runner is not None:
-        planned[RUNNER_PROGRAM] = builder.runner(settings.runner, config or base / FILE_NAME)
+        runner = builder.runner(settings.runner, config or base / FILE_NAME)
+        planned[RUNNER_PROGRAM] = connect(runner, ProgramKind.RUNNER)
     if builder.faults:
         raise builder.config_error()
     return planned

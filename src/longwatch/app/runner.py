@@ -48,9 +48,11 @@ from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.events.base import Events
 from longwatch.core.events.runner import RunnerStopForced
 from longwatch.core.events.supervisor import SignalReceived
+from longwatch.core.health import Aspect, Health
 from longwatch.errors import ConfigError, Fault
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.health_server import HealthServer
+from longwatch.host.parent_channel import ParentChannel
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.process import reap_orphans
 from longwatch.host.sdnotify import SdNotifier
@@ -61,6 +63,7 @@ from longwatch.runner.health import MAX_BEAT_AGE
 from longwatch.runner.runner import Runner
 from longwatch.store.database import Database
 from longwatch.store.url import open_database
+from longwatch.workers.program_relay import ProgramRelay
 
 BEAT_INTERVAL = 5.0
 """Maximum seconds between two beats for a supervisor."""
@@ -76,6 +79,7 @@ def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
     """Run until a signal. Returns the exit code."""
     fill_standard_streams()
     install_if_wanted(environ)
+    parent = ParentChannel.from_environment()
     loaded = load_config(path, environ, flags)
     settings = require_runner(loaded, environ)
     clock = SystemClock()
@@ -93,7 +97,7 @@ def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
         console.redirect_logging()
         if problem is not None:
             console.log(problem)
-        return _RunnerCommand(loaded, settings, database, console, environ).run(state)
+        return _RunnerCommand(loaded, settings, database, console, environ, parent).run(state)
 
 
 def require_runner(loaded: LoadedConfig, environ: Mapping[str, str]) -> RunnerSettings:
@@ -147,15 +151,18 @@ def open_runner_database(url: str) -> Database:
 
 
 class _RunnerCommand:
-    """The wiring: runner, metrics, health, signals and the report to a supervisor."""
+    """The wiring: runner, metrics, health, signals, and the reports to a supervisor and its
+    process (`parent`).
+    """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of one command, each made before
         self,
         loaded: LoadedConfig,
         settings: RunnerSettings,
         database: Database,
         console: Console,
         environ: Mapping[str, str],
+        parent: ParentChannel | None,
     ) -> None:
         self._settings = settings
         self._store_url = database.absolute_url
@@ -191,9 +198,30 @@ class _RunnerCommand:
             limits=process_limits(settings),
             subreaper=True,
         )
+        ready = (each for each in self._runner.health.checks() if Aspect.READY in each.aspects)
+        self._readiness = Health(ready, clock)
+        self._relay: ProgramRelay | None = None
+        if parent is not None:
+            self._relay = ProgramRelay(
+                parent, events=self._events, clock=clock, state=self._reported_state
+            )
         self._forced_end = ForcedEnd(
-            (self._report_left, self._end_agents, console.flush), clock=clock
+            (self._report_left, self._end_agents, self._close_relay, console.flush), clock=clock
         )
+
+    def _reported_state(self) -> Mapping[str, object]:
+        """The readiness and the metrics, for the process that serves them with those of others."""
+        report = self._readiness.report(Aspect.READY)
+        return {
+            "ready": report.ok,
+            "failing": [f"{each.name}: {each.text or each.reason}" for each in report.failing],
+            "samples": self._metrics.samples(self._runner.depths.latest),
+            "runner": self._metrics.naming,
+        }
+
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
 
     def _queue_depths(self) -> Mapping[str, int]:
         return self._runner.depths.refresh()
@@ -211,10 +239,13 @@ class _RunnerCommand:
                 events=self._events,
             )
             with stopping, self._reaping_orphans(), ExitStack() as undo:
+                undo.callback(self._close_relay)
                 self._serve(undo)
                 self._open_control(state, undo)
                 self._runner.start()
                 undo.push(self._stop_after_error)
+                if self._relay is not None:
+                    self._relay.start()
                 undo.enter_context(self._reporting())
                 unblock_signals()
                 self._clock.wait(self._ended)

@@ -186,6 +186,7 @@ class _ConfigFile:
             source=loaded.display_path,
             config=loaded.absolute_path,
             worker_environment=self._worker_environment,
+            connect=self._connected,
         )
         self._containers.configure(loaded)
         self._file_plans = planned
@@ -211,7 +212,7 @@ class _ConfigFile:
         return self._container_host.is_known
 
     def worker_monitor(self) -> WorkerMonitor | None:
-        """The monitor of worker processes; None while the file has no worker."""
+        """The monitor of Longwatch programs; None while the file has neither worker nor runner."""
         return None if self._worker_parent is None else self._worker_parent.monitor
 
     def worker_report(self) -> dict[str, Any]:
@@ -224,10 +225,18 @@ class _ConfigFile:
         url = store_url(runner.store_url, self.loaded.base_dir)
         return worker_report(self.worker_monitor(), [(url, RUNNER_STORE)])
 
+    def _connected(self, plan: ProgramPlan, kind: ProgramKind) -> ProgramPlan:
+        """The plan of a Longwatch program, such that it relays its events and reports its state."""
+        return self._open_worker_parent().connect(plan, kind)
+
     def _worker_environment(self, uid: int | None) -> Mapping[str, str]:
-        """The environment of worker processes. The first worker creates the parent."""
+        """The environment of worker processes."""
+        return self._open_worker_parent().environment_for(uid)
+
+    def _open_worker_parent(self) -> WorkerParent:
+        """The parent of workers, the runner and the page. The first of them creates it."""
         if self._worker_parent is None:
-            from longwatch.workers.parent import WorkerParent  # noqa: PLC0415 - needed only with workers
+            from longwatch.workers.parent import WorkerParent  # noqa: PLC0415 - needed only with them
 
             log = self.loaded.settings.supervisor.log
             state = self.loaded.state_dir
@@ -242,7 +251,7 @@ class _ConfigFile:
             if self.supervisor is not None:
                 self._worker_parent.attach(self.supervisor)
             self._worker_parent.start()
-        return self._worker_parent.environment_for(uid)
+        return self._worker_parent
 
     def _log_relayed(self, records: Sequence[Record]) -> None:
         if self._console is not None:

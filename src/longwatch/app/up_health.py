@@ -2,7 +2,11 @@
 
     /health/live    the supervisor's loop turns: it beats every few seconds
     /health/ready   every program that is wanted up is ready; `/readyz` names those that are not
-    /metrics        counted events, the state of every program, and the metrics of worker processes
+    /metrics        counted events, the state and usage of every program, and the metrics of worker
+                    processes and of the runner
+
+A program is ready if the supervisor counts it as ready, and does not itself report a reason against
+that, as a runner does whose event sources are unreachable. The status page never counts.
 
 States come from one snapshot, taken on the supervisor's loop. A supervisor that does not answer in
 a second is not ready, and its scrape has counters and no gauges of programs.
@@ -10,11 +14,12 @@ a second is not ready, and its scrape has counters and no gauges of programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from longwatch.app.usage_samples import UsageSamples
 from longwatch.config.settings import Settings
 from longwatch.core.breaker import BreakerState
 from longwatch.core.clock import Clock
@@ -28,12 +33,15 @@ from longwatch.observe.counters import EventCounters, MergedSamples, MetricSampl
 from longwatch.observe.metrics import exposition
 from longwatch.supervisor.lifecycle import ProgramState
 from longwatch.supervisor.managed_program import ProgramStatus
+from longwatch.supervisor.plan import ProgramKind
 from longwatch.supervisor.probes import ProbeState
 from longwatch.supervisor.restart_policy import EndVerdict
 from longwatch.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from longwatch.workers.monitor import WorkerMonitor
+
+T = TypeVar("T")
 
 ANSWER_TIMEOUT = 1.0
 """Seconds in which the supervisor must return a snapshot."""
@@ -43,7 +51,7 @@ _NOT_LIVE_AFTER = 30.0
 _MAX_NAMED = 20
 """Maximum number of programs in one answer."""
 _PROBE_VALUES = {ProbeState.SUCCESS.value: 1.0, ProbeState.FAILED.value: 0.0}
-_WORKERS, _THIS_PROCESS = range(2)
+_PROGRAMS, _THIS_PROCESS = range(2)
 """Whose samples are merged. The last value of a gauge counts."""
 
 
@@ -52,13 +60,15 @@ class _Snapshot(NamedTuple):
 
     programs: list[ProgramStatus]
     runtime_up: bool | None
+    unready: Mapping[str, str]
+    """By program: why it is not ready, as it reports itself."""
 
 
 class UpHealth:
     """Serves the health and metrics of one supervisor. Thread-safe.
 
-    `settings` returns the settings in effect. `worker_monitor` returns the monitor of worker
-    processes, None without workers. `runtime_up` returns, on the supervisor's loop, whether the
+    `settings` returns the settings in effect. `worker_monitor` returns the monitor of the Longwatch
+    programs, None without any. `runtime_up` returns, on the supervisor's loop, whether the
     container runtime answers; None where none is needed.
     """
 
@@ -78,6 +88,7 @@ class UpHealth:
         self._runtime_up = runtime_up
         self._heartbeat = Heartbeat(clock)
         self._counters = EventCounters()
+        self._usage = UsageSamples()
 
     @contextmanager
     def serving(self, *, host: str, port: int) -> Iterator[None]:
@@ -127,11 +138,13 @@ class UpHealth:
         """
         merged = MergedSamples()
         if (monitor := self._worker_monitor()) is not None:
-            from longwatch.workers.health import mailbox_samples  # noqa: PLC0415 - only for a file with workers
+            from longwatch.workers.health import mailbox_samples  # noqa: PLC0415 - only with workers
 
-            merged.update(_WORKERS, [*monitor.samples(), *mailbox_samples(monitor)])
-        merged.update(_THIS_PROCESS, [*self._counters.samples(), *self._gauges()])
-        return exposition(merged.samples())
+            samples, families = monitor.exported()
+            merged.add_families(families)
+            merged.update(_PROGRAMS, [*samples, *mailbox_samples(monitor)])
+        merged.update(_THIS_PROCESS, [*self._counters.samples(), *self._program_samples()])
+        return exposition(merged.samples(), merged.families)
 
     # --- health ---
 
@@ -154,64 +167,93 @@ class UpHealth:
         snapshot = self._take_snapshot()
         if snapshot is None:
             return HealthReason.UNREACHABLE
-        if waiting := self._not_ready(snapshot.programs):
+        if waiting := self._not_ready(snapshot):
             return HealthAnswer(HealthReason.FAILED, f"not ready: {_listed(waiting)}")
         return HealthReason.OK
 
-    def _not_ready(self, programs: Iterable[ProgramStatus]) -> list[str]:
-        """The programs that should be up and are not ready, each with its state. Completed programs
-        and processes for suspects do not count.
+    def _not_ready(self, snapshot: _Snapshot) -> list[str]:
+        """The programs that should be up and are not ready, each with its state or its own reason.
+        Completed programs, processes for suspects and the status page do not count.
         """
         suspects = {name for group in self._settings().worker for name in suspect_names(group)}
         return [
-            f"{program['name']} ({program['state']})"
-            for program in programs
+            f"{program['name']} ({_obstacle(program, snapshot.unready)})"
+            for program in snapshot.programs
             if program["desired"] == "up"
-            and not program["ready"]
+            and _obstacle(program, snapshot.unready)
             and not _is_completed(program)
             and program["name"] not in suspects
+            and program["kind"] != ProgramKind.PAGE
         ]
 
     # --- gauges ---
 
-    def _gauges(self) -> list[MetricSample]:
-        """The state of everything at one moment; empty if the supervisor does not answer."""
+    def _program_samples(self) -> list[MetricSample]:
+        """The state and usage of all programs; empty if the supervisor does not answer."""
         snapshot = self._take_snapshot()
-        if snapshot is None:
-            return []
-        is_ready = not (self._supervisor.is_shutting_down or self._not_ready(snapshot.programs))
+        return [] if snapshot is None else [*self._gauges(snapshot), *self._usages()]
+
+    def _gauges(self, snapshot: _Snapshot) -> list[MetricSample]:
+        """The state of everything at one moment."""
+        is_ready = not (self._supervisor.is_shutting_down or self._not_ready(snapshot))
         gauges = [MetricSample("longwatch_health_ready", (), float(is_ready))]
         if snapshot.runtime_up is not None:
             up = float(snapshot.runtime_up)
             gauges.append(MetricSample("longwatch_container_runtime_up", (), up))
         for program in snapshot.programs:
-            gauges += program_gauges(program)
+            gauges += program_gauges(program, snapshot.unready)
         return gauges
+
+    def _usages(self) -> list[MetricSample]:
+        """What the programs use; empty if that cannot be read in time."""
+        measured = self._call(self._supervisor.commands.usage())
+        return [] if measured is None else self._usage.update(measured)
 
     def _take_snapshot(self) -> _Snapshot | None:
         """The state of the supervisor; None if it does not run, or does not answer in time."""
+        return self._call(self._read_snapshot())
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of a call on the supervisor's loop; None if it does not run, or does not
+        answer in time.
+        """
         loop = self._supervisor.loop
         if not (self._supervisor.started and loop.started):  # a call would start the loop again
+            work.close()
             return None
         try:
-            return loop.call(self._read_snapshot(), timeout=ANSWER_TIMEOUT)
-        except (TryAgainError, CancelledError):
+            return loop.call(work, timeout=ANSWER_TIMEOUT)
+        except (TryAgainError, TimeoutError, CancelledError):
             return None
 
     async def _read_snapshot(self) -> _Snapshot:
-        return _Snapshot(await self._supervisor.commands.status(), self._runtime_up())
+        monitor = self._worker_monitor()
+        return _Snapshot(
+            await self._supervisor.commands.status(),
+            self._runtime_up(),
+            {} if monitor is None else monitor.unready_reasons(),
+        )
 
 
-def program_gauges(program: ProgramStatus) -> Iterator[MetricSample]:
-    """The gauges of one program. A probe has a gauge once it has passed or failed."""
-    name = program["name"]
+def program_gauges(
+    program: ProgramStatus, unready: Mapping[str, str] | None = None
+) -> Iterator[MetricSample]:
+    """The gauges of one program. A probe has a gauge once it has passed or failed. `unready` are
+    the reasons of programs that report themselves why they are not ready.
+    """
+    name, is_ready = program["name"], not _obstacle(program, unready or {})
     yield MetricSample("longwatch_program_up", (name,), float(program["up"]))
-    yield MetricSample("longwatch_program_ready", (name,), float(program["ready"]))
+    yield MetricSample("longwatch_program_ready", (name,), float(is_ready))
     is_open = program["breaker"]["phase"] == BreakerState.OPEN
     yield MetricSample("longwatch_program_breaker_open", (name,), float(is_open))
     for probe, status in program["probes"].items():
         if (value := _PROBE_VALUES.get(status["state"])) is not None:
             yield MetricSample("longwatch_probe_success", (name, probe), value)
+
+
+def _obstacle(program: ProgramStatus, unready: Mapping[str, str]) -> str:
+    """Why a program is not ready: its state, or its own reason; empty if it is ready."""
+    return unready.get(program["name"], "") if program["ready"] else str(program["state"])
 
 
 def _heartbeat_reason(heartbeat: Heartbeat) -> HealthReason:

@@ -1,5 +1,5 @@
-"""The channel from a worker process to the parent that renews its leases: JSON datagrams to a
-socket.
+"""The channel from a Longwatch program to its parent: JSON datagrams to a socket. A worker, whose
+leases the parent renews, the runner and the status page have it.
 
 It has one direction. The parent sends to a child through the child's beat page or as a signal. A
 long datagram is compressed: the metrics of hundreds of loops or nodes repeat the same names.
@@ -63,7 +63,7 @@ class ParentChannel:
             self._send(about, facts, timeout=_SEND_TIMEOUT)
         except OSError as error:
             raise TryAgainError(
-                f"cannot send the {about} message to the parent of this worker: "
+                f"cannot send the {about} message to the parent of this process: "
                 f"{error.strerror or error}"
             ) from None
 

@@ -27,8 +27,8 @@ from longwatch.core.events.programs import (
     ProgramStarted,
 )
 from longwatch.core.events.runtime import LoopCrashed, LoopStalled, ReplyFailed
-from longwatch.core.events.workers import WorkerStalled
-from longwatch.observe.metric_families import FAMILIES, GaugeMerge, MetricKind
+from longwatch.core.events.workers import WorkerEventsDropped, WorkerStalled
+from longwatch.observe.metric_families import FAMILIES, Families, GaugeMerge, MetricKind
 
 SeriesKey = tuple[str, tuple[str, ...]]
 """A metric's name, and the values of its labels."""
@@ -119,6 +119,9 @@ _RULES: dict[type[Event], Callable[[Any], Iterable[tuple[SeriesKey, float]]]] = 
     LoopCrashed: _increment_by_one("loop_crashes", "loop"),
     LoopStalled: _increment_by_one("watchdog_stalls", "loop"),
     WorkerStalled: _increment_by_one("worker_stalls", "program"),
+    WorkerEventsDropped: lambda event: [
+        (("longwatch_relay_dropped_total", (event.program,)), event.count)
+    ],
     ProgramStarted: _increment_by_one("program_starts", "program"),
     ProgramEnded: _increment_by_one("program_ends", "program", "verdict"),
     HealthCheckFailed: _increment_by_one("probe_failures", "program", "probe"),
@@ -194,57 +197,80 @@ class MergedSamples:
     """Merges the latest samples of several processes, each under a unique number. Not thread-safe.
 
     An ended process leaves its counters and loses its gauges. Its last report may arrive after its
-    end.
+    end. `families` are all metrics that are known, by name.
     """
 
     def __init__(self) -> None:
+        self.families: Families = FAMILIES
         self._live: dict[int, list[MetricSample]] = {}
         self._ended: dict[int, list[MetricSample]] = {}
         self._ended_totals: dict[SeriesKey, SampleValue] = {}
 
     def update(self, process: int, samples: Iterable[MetricSample]) -> None:
         """Replace the samples of a process. Unknown metrics are ignored."""
-        known = [sample for sample in samples if sample.name in FAMILIES]
+        known = [sample for sample in samples if sample.name in self.families]
         if process in self._ended:
-            self._ended[process] = _without_gauges(known)
+            self._ended[process] = self._final(known)
         else:
             self._live[process] = known
 
+    def add_families(self, families: Families) -> None:
+        """Know these metrics, too. If one has other buckets than before, its counts begin anew."""
+        changed = {
+            name
+            for name, family in families.items()
+            if (known := self.families.get(name)) is not None and known.buckets != family.buckets
+        }
+        if changed or not self.families.items() >= families.items():
+            self.families = {**self.families, **families}
+        if changed:
+            for places in (self._live, self._ended):
+                for process, samples in places.items():
+                    places[process] = [each for each in samples if each.name not in changed]
+            totals = self._ended_totals.items()
+            self._ended_totals = {key: value for key, value in totals if key[0] not in changed}
+
     def mark_ended(self, process: int) -> None:
         if process not in self._ended:
-            self._ended[process] = _without_gauges(self._live.pop(process, ()))
+            self._ended[process] = self._final(self._live.pop(process, ()))
         if len(self._ended) > MAX_ENDED:
             for sample in self._ended.pop(next(iter(self._ended))):
-                _add(self._ended_totals, sample)
+                self._add(self._ended_totals, sample)
 
     def samples(self) -> list[MetricSample]:
         """The merged samples of all processes."""
         merged = {key: _copy(value) for key, value in self._ended_totals.items()}
         for samples in (*self._ended.values(), *self._live.values()):
             for sample in samples:
-                _add(merged, sample)
+                self._add(merged, sample)
         return [MetricSample(name, labels, value) for (name, labels), value in merged.items()]
 
+    def _final(self, samples: Iterable[MetricSample]) -> list[MetricSample]:
+        """What an ended process leaves: its counters, with its work in progress as ended."""
+        final: dict[SeriesKey, SampleValue] = {}
+        for sample in samples:
+            family = self.families[sample.name]
+            if family.kind is not MetricKind.GAUGE:
+                self._add(final, sample)
+            elif family.ends_as is not None:
+                counter, labels = family.ends_as
+                self._add(final, MetricSample(counter, (*sample.labels, *labels), sample.value))
+        return [MetricSample(name, labels, value) for (name, labels), value in final.items()]
 
-def _without_gauges(samples: Iterable[MetricSample]) -> list[MetricSample]:
-    return [sample for sample in samples if FAMILIES[sample.name].kind is not MetricKind.GAUGE]
+    def _add(self, merged: dict[SeriesKey, SampleValue], sample: MetricSample) -> None:
+        key = (sample.name, sample.labels)
+        known = merged.get(key)
+        merged[key] = _copy(sample.value) if known is None else self._merge_values(known, sample)
 
-
-def _add(merged: dict[SeriesKey, SampleValue], sample: MetricSample) -> None:
-    key = (sample.name, sample.labels)
-    known = merged.get(key)
-    merged[key] = _copy(sample.value) if known is None else _merge_values(known, sample)
-
-
-def _merge_values(known: SampleValue, sample: MetricSample) -> SampleValue:
-    if isinstance(known, list) and isinstance(sample.value, list):
-        return [left + right for left, right in zip(known, sample.value, strict=True)]
-    assert not isinstance(known, list)
-    assert not isinstance(sample.value, list)
-    family = FAMILIES[sample.name]
-    if family.kind is MetricKind.COUNTER or family.merge is GaugeMerge.SUM:
-        return known + sample.value
-    return max(known, sample.value) if family.merge is GaugeMerge.MAX else sample.value
+    def _merge_values(self, known: SampleValue, sample: MetricSample) -> SampleValue:
+        if isinstance(known, list) and isinstance(sample.value, list):
+            return [left + right for left, right in zip(known, sample.value, strict=True)]
+        assert not isinstance(known, list)
+        assert not isinstance(sample.value, list)
+        family = self.families[sample.name]
+        if family.kind is MetricKind.COUNTER or family.merge is GaugeMerge.SUM:
+            return known + sample.value
+        return max(known, sample.value) if family.merge is GaugeMerge.MAX else sample.value
 
 
 def _copy(value: SampleValue) -> SampleValue:

@@ -4,6 +4,7 @@ merge.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum, auto
 
@@ -27,7 +28,8 @@ class GaugeMerge(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFamily:
     """One metric. `buckets` are the upper bounds of a histogram, without the unbounded
-    last bucket.
+    last bucket. `ends_as` is for a gauge of work in progress: the counter, and the values of its
+    further labels, to which the last value is added when the process ends.
     """
 
     name: str
@@ -36,7 +38,11 @@ class MetricFamily:
     labels: tuple[str, ...] = ()
     merge: GaugeMerge = GaugeMerge.SUM
     buckets: tuple[float, ...] = ()
+    ends_as: tuple[str, tuple[str, ...]] | None = None
 
+
+Families = Mapping[str, MetricFamily]
+"""Metrics by their names."""
 
 HANDLE_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
 ATTEMPT_BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 14_400.0, 43_200.0)
@@ -153,6 +159,11 @@ _ALL = (
     _counter(
         "worker_stalls", "Worker processes that were killed because they gave no beat.", "program"
     ),
+    _counter(
+        "relay_dropped",
+        "Events of a program that are missing in the log: its parent fell behind.",
+        "program",
+    ),
     _counter("program_starts", "Starts of a program.", "program"),
     _counter("program_ends", "Ends of a program, by verdict.", "program", "verdict"),
     _gauge("program_up", "Whether a program runs: 1 or 0.", "program", merge=GaugeMerge.LAST),
@@ -165,6 +176,13 @@ _ALL = (
         "program",
         merge=GaugeMerge.LAST,
     ),
+    _gauge(
+        "program_memory_bytes",
+        "Resident memory of the process tree of a program.",
+        "program",
+        merge=GaugeMerge.LAST,
+    ),
+    _counter("program_cpu_seconds", "CPU time of the process tree of a program.", "program"),
     _gauge(
         "probe_success",
         "Whether a probe of a program passes: 1 or 0; absent until a threshold is reached.",

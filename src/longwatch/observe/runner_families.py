@@ -18,6 +18,8 @@ SEVERITIES = ("debug", "info", "warning", "error", "critical", "other")
 FILTER_REASONS = ("severity", "duplicate", "disabled", "malformed")
 DROP_REASONS = ("overflow", "oversize")
 STATUSES = ("success", "failure", "timeout", "cancelled")
+LOST = "cancelled"
+"""The status of a run whose runner died."""
 CLEAN_END = "server_restart"
 ERROR_REASONS = ("network_error", "idle_timeout", "http_status", "bad_content_type", "dns", "tls")
 RECONNECT_REASONS = (*ERROR_REASONS, CLEAN_END)
@@ -48,8 +50,13 @@ def _counter(name: str, text: str, *more: str, values: tuple[str, ...] = ()) -> 
     )
 
 
-def _gauge(name: str, text: str, *labels: str) -> RunnerFamily:
-    return RunnerFamily(MetricFamily(name=name, kind=MetricKind.GAUGE, help=text, labels=labels))
+def _gauge(
+    name: str, text: str, *labels: str, ends_as: tuple[str, tuple[str, ...]] | None = None
+) -> RunnerFamily:
+    kind = MetricKind.GAUGE
+    return RunnerFamily(
+        MetricFamily(name=name, kind=kind, help=text, labels=labels, ends_as=ends_as)
+    )
 
 
 def _histogram(
@@ -92,7 +99,12 @@ _ALL = (
         buckets=_RUN_BUCKETS,
         values=STATUSES,
     ),
-    _gauge("agents_active", "Agent runs under way.", "cluster"),
+    _gauge(
+        "agents_active",
+        "Agent runs under way.",
+        "cluster",
+        ends_as=("agents_completed_total", (LOST,)),
+    ),
     _gauge("circuit_breaker_state", "Whether the work breaker is open: 1 or 0."),
     _counter(
         "circuit_breaker_events_dropped",
@@ -141,7 +153,9 @@ def runner_families(namespace: str, agent_timeout: float | None) -> dict[str, Me
         longer = tuple(agent_timeout * factor for factor in (1.0, 1.5, 2.0))
         duration = families["agent_duration_seconds"]
         families[duration.name] = replace(duration, buckets=(*_RUN_BUCKETS, *longer))
-    return {
-        name: replace(family, name=f"{namespace}_{family.name}")
-        for name, family in families.items()
-    }
+    return {name: _in_namespace(family, namespace) for name, family in families.items()}
+
+
+def _in_namespace(family: MetricFamily, namespace: str) -> MetricFamily:
+    ends_as = family.ends_as and (f"{namespace}_{family.ends_as[0]}", family.ends_as[1])
+    return replace(family, name=f"{namespace}_{family.name}", ends_as=ends_as)

@@ -68,6 +68,8 @@ class RunnerMetrics:
         git_commit: str = "unknown",
         build_date: str = "unknown",
     ) -> None:
+        self.naming: dict[str, Any] = {"namespace": namespace, "agent_timeout": agent_timeout}
+        """The arguments of `runner_families`, for a parent that serves these metrics."""
         self._families = runner_families(namespace, agent_timeout)
         self._by_full_name = {family.name: family for family in self._families.values()}
         self._clusters = tuple(clusters)
@@ -91,29 +93,35 @@ class RunnerMetrics:
 
     def __call__(self) -> bytes:
         """The exposition, with the metrics of the process and its garbage collector."""
-        samples = [
-            MetricSample(self._families[name].name, labels, value)
-            for (name, labels), value in self._snapshot().items()
-        ]
+        samples = self.samples(self._queue_depth)
         return exposition(samples, self._by_full_name, with_process=True)
+
+    def samples(self, queue_depth: Callable[[], Mapping[str, int]]) -> list[MetricSample]:
+        """All series at one moment, by their full names. `queue_depth` is read just before."""
+        return [
+            MetricSample(self._families[name].name, labels, value)
+            for (name, labels), value in self._snapshot(queue_depth).items()
+        ]
 
     def totals(self) -> dict[str, float]:
         """Counters and gauges by name without namespace, each summed over its labels."""
         totals: dict[str, float] = {}
-        for (name, _), value in self._snapshot().items():
+        for (name, _), value in self._snapshot(self._queue_depth).items():
             if not isinstance(value, list) and name not in _NOT_IN_TOTALS:
                 totals[name] = totals.get(name, 0.0) + value
         return totals
 
-    def _snapshot(self) -> dict[SeriesKey, SampleValue]:
+    def _snapshot(
+        self, queue_depth: Callable[[], Mapping[str, int]]
+    ) -> dict[SeriesKey, SampleValue]:
         """All series at one moment. The depth of the queues is read just before."""
-        depths = self._depths()
+        depths = self._depths(queue_depth)
         with self._lock:
             return self._series.copy() | depths
 
-    def _depths(self) -> dict[SeriesKey, SampleValue]:
+    def _depths(self, queue_depth: Callable[[], Mapping[str, int]]) -> dict[SeriesKey, SampleValue]:
         try:
-            depths = self._queue_depth()
+            depths = queue_depth()
         except Exception:  # noqa: BLE001 - a gauge that cannot be read is absent, which is what its absence means
             return {}
         return {

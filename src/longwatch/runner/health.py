@@ -70,10 +70,22 @@ class QueueDepths:
         self._read = read
         self._max_depth = max_depth
         self._last: Mapping[str, int] = {}
+        self._is_known = False
 
     def refresh(self) -> Mapping[str, int]:
         """Read the depths. Blocks on the store, and raises its errors."""
-        self._last = self._read()
+        try:
+            self._last = self._read()
+        except BaseException:
+            self._is_known = False
+            raise
+        self._is_known = True
+        return self._last
+
+    def latest(self) -> Mapping[str, int]:
+        """The last depths, without asking the store. Raises LookupError if it did not answer."""
+        if not self._is_known:
+            raise LookupError("the store has not answered")
         return self._last
 
     def full(self) -> list[str]:

@@ -16,12 +16,14 @@ from typing import Protocol
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.programs import EndJudgeFailed
-from longwatch.supervisor.plan import ProgramKind, ProgramPlan
+from longwatch.supervisor.plan import REPORTING_KINDS, ProgramPlan
 from longwatch.supervisor.restart_policy import EndFacts
 
 
 class EndJudge(Protocol):
-    """Knows the facts about worker processes. Called on the supervisor's loop: must not block."""
+    """Knows the facts about processes that report to it. Called on the supervisor's loop: must not
+    block.
+    """
 
     def end_facts(self, plan: ProgramPlan, pid: int) -> EndFacts | None:
         """Return the facts about a process of this plan that has ended; None if there are none."""
@@ -38,7 +40,7 @@ class EndJudges:
 
     def end_facts(self, plan: ProgramPlan, pid: int | None) -> EndFacts | None:
         """Return the facts about an end; None if there are none. Never raises."""
-        if self.judge is None or pid is None or plan.kind is not ProgramKind.WORKER:
+        if self.judge is None or pid is None or plan.kind not in REPORTING_KINDS:
             return None
         try:
             return self.judge.end_facts(plan, pid)

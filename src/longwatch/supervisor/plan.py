@@ -58,6 +58,12 @@ class ProgramKind(StrEnum):
     COMMAND = auto()
     WORKER = auto()  # a process of ours that runs loops and reports to its parent
     CONTAINER = auto()
+    RUNNER = auto()  # `longwatch runner`
+    PAGE = auto()  # `longwatch page`
+
+
+REPORTING_KINDS = frozenset({ProgramKind.WORKER, ProgramKind.RUNNER, ProgramKind.PAGE})
+"""Programs of Longwatch itself, which relay their events and report their state to their parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

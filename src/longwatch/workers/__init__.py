@@ -1,3 +1,3 @@
 """The parent of worker processes: renews their leases, restarts stalled ones, reclaims their
-rows.
+rows. It also receives the events and metrics of the other Longwatch programs.
 """

@@ -1,13 +1,14 @@
-"""Relays the events of a worker process to its parent.
+"""Relays the events of a Longwatch program to its parent: of a worker process, the runner or the
+page.
 
-    in the worker  an `EventLog` makes a record of each event of level info or above. A bounded
-                   buffer keeps the records as lines, and one thread sends them, in their order.
-    in the parent  the monitor of workers adds the name of the program, and passes the records on to
-                   the log of events (`logs/watchdog.log`), which `longwatch events` shows.
+    in the program  an `EventLog` makes a record of each event of level info or above. A bounded
+                    buffer keeps the records as lines, and one thread sends them, in their order.
+    in the parent   `workers.child_reports` adds the name of the program, and passes the records on
+                    to the log of events (`logs/watchdog.log`), which `longwatch events` shows.
 
-A worker never waits for its parent: while the parent reads nothing, the oldest records are dropped.
-The parent gets their number with the next record, and emits it as an event. Metrics do not depend
-on relayed records: a worker counts its own events and reports the counts.
+A program never waits for its parent: while the parent reads nothing, the oldest records are
+dropped. The parent gets their number with the next record, and emits it as an event. Metrics do not
+depend on relayed records: a program counts its own events and reports the counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FIRST_FIELDS = ("ts", "level", "event", "pid", "managerPid", "program")
 
 
 class EventRelay:
-    """The worker's side. `log` is the observer of its events. Never blocks, never raises."""
+    """The program's side. `log` is the observer of its events. Never blocks, never raises."""
 
     def __init__(
         self, parent: ParentChannel, *, clock: Clock, capacity: int = CAPACITY_BYTES

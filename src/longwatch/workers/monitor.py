@@ -33,12 +33,9 @@ themselves before trust ends.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -47,7 +44,6 @@ from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Event, Events
 from longwatch.core.events.workers import (
-    WorkerEventsDropped,
     WorkerJoined,
     WorkerRowsReclaimed,
     WorkerStalled,
@@ -59,10 +55,10 @@ from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.parent_channel import PARENT_SOCKET_VARIABLE
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
-from longwatch.observe.counters import MAX_ENDED, EventCounters, MergedSamples, MetricSample
-from longwatch.observe.event_log import Record
+from longwatch.observe.counters import MetricSample
+from longwatch.observe.metric_families import Families
 from longwatch.supervisor.end_judge import EndJudge
-from longwatch.supervisor.plan import ProgramKind, ProgramPlan
+from longwatch.supervisor.plan import REPORTING_KINDS, ProgramKind, ProgramPlan
 from longwatch.supervisor.program_listener import (
     ProgramEnd,
     ProgramListener,
@@ -70,25 +66,19 @@ from longwatch.supervisor.program_listener import (
     ProgramStop,
 )
 from longwatch.supervisor.restart_policy import EndFacts
-from longwatch.workers.channel import Handling, WorkerChannel
-from longwatch.workers.event_relay import relayed_records
+from longwatch.workers.channel import WorkerChannel
+from longwatch.workers.child_record import ChildRecord
+from longwatch.workers.child_reports import ChildReports, RecordsHandler
 from longwatch.workers.lease_renewer import WorkerLeaseRenewer, open_claim_source
 from longwatch.workers.stack_dump import freeze, save_stacks
 from longwatch.workers.suspects import RunOnDemand, SuspectProcesses, SuspectReport
 from longwatch.workers.worker_record import EngineLeases, RowPlace, SilentRows, WorkerRecord
 
 CHECK_INTERVAL = 1.0
-_MAX_EARLY_MESSAGES = 64
-_PARENT_SERIAL = 0
-"""The number of this process among those whose counts are merged."""
 _LATE_SECONDS = 5.0
 """A check this many seconds late means that the whole machine was held up. Workers get one more
 round to beat.
 """
-
-
-RecordsHandler = Callable[[Sequence[Record]], None]
-"""Handles records of events that workers have relayed, in their order. Never raises or blocks."""
 
 
 def _do_nothing(_: object) -> None:
@@ -119,20 +109,14 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         self.heartbeat = Heartbeat(clock)
         self._kill_worker = kill_worker
         self._on_worker_active = on_worker_active
-        self._on_records = on_records
         self._events = events
-        self._lock = threading.Lock()
-        self._workers: dict[int, WorkerRecord] = {}
+        self._reports = ChildReports(
+            handle=self._handle, on_records=on_records, clock=clock, events=events
+        )
         self._stores: dict[str, Any] = {}
         self._renewers: dict[str, WorkerLeaseRenewer] = {}
         self._store_kinds: dict[tuple[str, str], None] = {}
         """URLs and kinds of stores, in the order of their first report."""
-        self._counters = EventCounters()
-        self._merged = MergedSamples()
-        self._early_messages: list[Mapping[str, Any]] = []
-        self._recently_ended: deque[WorkerRecord] = deque(maxlen=MAX_ENDED)
-        """Ended workers: a last report may arrive after the end."""
-        self._serials = count(_PARENT_SERIAL + 1)
         self._channels: list[WorkerChannel] = []
         self._suspects = SuspectProcesses(
             run_on_demand, self._busy_programs, clock=clock, events=events
@@ -150,37 +134,44 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
 
     def open_channel(self, path: Path) -> None:
         """Receive reports of workers at this path, until the monitor is stopped."""
-        self._channels.append(WorkerChannel(path, self._accept))
+        self._channels.append(WorkerChannel(path, self._reports.accept))
 
     # --- for metrics and health ---
 
     def observe(self, event: Event) -> None:
         """Count an event for the metrics."""
-        self._counters(event)
+        self._reports.counters(event)
 
     def workers(self) -> list[WorkerRecord]:
-        with self._lock:
-            return list(self._workers.values())
+        return [child for child in self._reports.children() if isinstance(child, WorkerRecord)]
+
+    def unready_reasons(self) -> dict[str, str]:
+        """Why programs are not ready, by their own reports: the reason by program."""
+        now = self._clock.boottime()
+        reasons = {each.program: each.unready_reason(now) for each in self._reports.children()}
+        return {program: reason for program, reason in reasons.items() if reason}
 
     def worker_facts(self) -> list[dict[str, Any]]:
-        """The state of each worker as plain JSON types. Never blocks."""
+        """The state of each worker as plain JSON types, by program. Never blocks."""
         monotonic, boottime = self._clock.monotonic(), self._clock.boottime()
-        with self._lock:
-            return [
-                worker.facts(monotonic=monotonic, boottime=boottime)
-                for worker in self._workers.values()
-            ]
+        workers = sorted(self.workers(), key=lambda worker: worker.program)
+        with self._reports.lock:
+            return [worker.facts(monotonic=monotonic, boottime=boottime) for worker in workers]
 
     def stores(self) -> list[tuple[str, str]]:
         """The URL and kind of each store that a worker has claimed from so far, each once."""
-        with self._lock:
+        with self._reports.lock:
             return list(self._store_kinds)
 
     def samples(self) -> list[MetricSample]:
-        """The counts of all workers, ended ones included, and of the events that were observed."""
-        with self._lock:
-            self._merged.update(_PARENT_SERIAL, self._counters.samples())
-            return self._merged.samples()
+        """The metrics of all programs, ended ones included, and of the events that were
+        observed.
+        """
+        return self._reports.samples()[0]
+
+    def exported(self) -> tuple[list[MetricSample], Families]:
+        """The same, with the families of all of them: a runner has its own."""
+        return self._reports.samples()
 
     def mailbox_sources(self) -> Iterable[tuple[str, Any]]:
         """The claim sources of the mailboxes that workers claim from, by mailbox name."""
@@ -211,24 +202,26 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         for channel in self._channels:
             channel.close(self._clock, deadline)
         self._channels.clear()
-        for worker in self.workers():
-            worker.close()
-        self._workers.clear()
+        for child in self._reports.clear():
+            if isinstance(child, WorkerRecord):
+                child.close()
         return all(ended)
 
     # --- calls of the supervisor, on its loop: what may block gets a thread ---
 
     def program_started(self, start: ProgramStart) -> None:
-        if start.kind is ProgramKind.WORKER:
-            self._add_worker(WorkerRecord(start.pid, start.program, serial=next(self._serials)))
+        if start.kind in REPORTING_KINDS:
+            is_worker = start.kind is ProgramKind.WORKER
+            made = WorkerRecord if is_worker else ChildRecord
+            self._reports.add(made(start.pid, start.program))
 
     def program_stopping(self, stop: ProgramStop) -> None:
-        with self._lock:
-            if stop.pid in self._workers:
-                self._workers[stop.pid].is_stopping = True
+        if (child := self._reports.find(stop.pid)) is not None:
+            child.is_stopping = True
 
     def program_ended(self, end: ProgramEnd) -> None:
-        worker = None if end.pid is None else self._remove_worker(end.pid)
+        child = None if end.pid is None else self._reports.remove(end.pid)
+        worker = child if isinstance(child, WorkerRecord) else None
         if end.on_demand:
             self._suspects.ended(end.program, has_joined=worker is not None and worker.has_joined)
         if worker is not None:
@@ -237,16 +230,15 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
             ).start(inline_fallback=True)
 
     def end_facts(self, plan: ProgramPlan, pid: int) -> EndFacts | None:
-        """The facts about a worker that has ended and was not removed yet, after reading its last
-        reports. None for a worker of another user, which does not report.
+        """The facts about a worker that has ended and was not removed yet, after reading the last
+        reports. None for a worker of another user, which does not report, and for other programs.
         """
         if PARENT_SOCKET_VARIABLE not in plan.process.env:
             return None
         for channel in self._channels:
             channel.accept_arrived()
-        with self._lock:
-            worker = self._workers.get(pid)
-        if worker is None:
+        worker = self._reports.find(pid)
+        if not isinstance(worker, WorkerRecord):
             return None
         return EndFacts(
             has_joined=worker.has_joined,
@@ -268,39 +260,6 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         for worker in self.workers():
             for leases in tuple(worker.engine_leases.values()):
                 leases.page.blame_only(())
-
-    def _add_worker(self, worker: WorkerRecord) -> None:
-        """Add a worker, and handle the reports that it sent before the supervisor reported its
-        start.
-        """
-        with self._lock:
-            self._workers[worker.pid] = worker
-            messages = [message for message in self._early_messages if message["pid"] == worker.pid]
-            self._early_messages = [
-                message for message in self._early_messages if message["pid"] != worker.pid
-            ]
-            for message in messages:
-                with suppress(Exception):  # a report that cannot be parsed
-                    worker.accept(message)
-        if messages:
-            BackgroundThread(
-                partial(self._handle_all, worker, messages),
-                name="worker-early-messages",
-                report_errors=True,
-            ).start(inline_fallback=True)
-
-    def _handle_all(self, worker: WorkerRecord, messages: Iterable[Mapping[str, Any]]) -> None:
-        for message in messages:
-            with suppress(Exception):  # a failure must not keep the next one from being handled
-                self._handle(worker, message)
-
-    def _remove_worker(self, pid: int) -> WorkerRecord | None:
-        with self._lock:
-            worker = self._workers.pop(pid, None)
-            if worker is not None:
-                self._recently_ended.append(worker)
-                self._merged.mark_ended(worker.serial)
-            return worker
 
     def _reclaim(self, worker: WorkerRecord, *late: EngineLeases) -> None:
         """Sweep the rows of an ended worker, so that others can claim them now. Not if its lease
@@ -328,28 +287,9 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
 
     # --- reports of workers ---
 
-    def _accept(self, message: Mapping[str, Any]) -> Handling | None:
-        """Note a report without waiting, and return its handling."""
-        pid = int(message["pid"])
-        with self._lock:
-            worker = self._workers.get(pid)
-            if worker is not None:
-                with suppress(Exception):  # it is handled even if nothing can be noted
-                    worker.accept(message)
-                return partial(self._handle, worker, message)
-            is_last_report = message["about"] in {"state", "events"}
-            ended = self._find_recently_ended(pid) if is_last_report else None
-            if ended is not None:
-                return partial(self._handle, ended, message)
-            self._early_messages = [*self._early_messages, message][-_MAX_EARLY_MESSAGES:]
-            return None
-
-    def _find_recently_ended(self, pid: int) -> WorkerRecord | None:
-        return next(
-            (worker for worker in reversed(self._recently_ended) if worker.pid == pid), None
-        )
-
-    def _handle(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
+    def _handle(self, worker: ChildRecord, message: Mapping[str, Any]) -> None:
+        if not isinstance(worker, WorkerRecord):
+            return
         match message["about"]:
             case "leases":
                 self._add_leases(worker, message)
@@ -360,19 +300,8 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
                 self._events.emit(
                     WorkerJoined(program=worker.program, pid=worker.pid, loops=worker.loops)
                 )
-            case "state":
-                self._merge_samples(worker, message)
-            case "events":
-                self._handle_events(worker, message)
             case "suspects":
                 self._handle_suspects(worker, message)
-
-    def _handle_events(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
-        if dropped := int(message["dropped"]):
-            self._events.emit(
-                WorkerEventsDropped(program=worker.program, pid=worker.pid, count=dropped)
-            )
-        self._on_records(list(relayed_records(message, program=worker.program)))
 
     def _handle_suspects(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         place: Mapping[str, str] = message["source"]
@@ -386,15 +315,10 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
             )
         )
 
-    def _merge_samples(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
-        with self._lock:
-            samples = worker.record_state(message, self._clock.monotonic())
-            self._merged.update(worker.serial, samples)
-
     def _add_leases(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         locator: Mapping[str, str] = message["source"]
         page = worker.pages.get(int(message["owner"]))
-        with self._lock:
+        with self._reports.lock:
             self._store_kinds[locator["url"], locator["kind"]] = None
         source = open_claim_source(locator, self._stores, events=self._events)
         if page is None:  # it has ended before this was handled
@@ -414,12 +338,8 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
             self._renewers[leases.store_url].start()
         worker.engine_leases[leases.owner] = leases
         self._renewers[leases.store_url].add(leases)
-        if not self._is_current(worker):  # it ended while its store was opened
+        if not self._reports.is_current(worker):  # it ended while its store was opened
             self._reclaim(worker, leases)
-
-    def _is_current(self, worker: WorkerRecord) -> bool:
-        with self._lock:
-            return self._workers.get(worker.pid) is worker
 
     def _remove_leases(self, worker: WorkerRecord, owner: int) -> None:
         leases = worker.end_engine(owner)

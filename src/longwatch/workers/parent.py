@@ -1,11 +1,12 @@
-"""The parent of worker processes: connects their monitor with a supervisor, and gives workers the
-address they report to.
+"""The parent of worker processes and other Longwatch programs: connects their monitor with a
+supervisor, and gives them the address that they report to.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from longwatch.config.settings import LogSettings, is_pretty
@@ -16,22 +17,24 @@ from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.parent_channel import PARENT_INCARNATION_VARIABLE, PARENT_SOCKET_VARIABLE
 from longwatch.host.service import Service
-from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.socket_directory import SocketDirectory
 from longwatch.supervisor.supervisor import Supervisor
-from longwatch.workers.monitor import RecordsHandler, WorkerMonitor
+from longwatch.workers.child_reports import RecordsHandler
+from longwatch.workers.monitor import WorkerMonitor
 from longwatch.workers.preflight import LOG_FORMAT, LOG_LEVEL
 from longwatch.workers.suspects import Plans
 
 
 class WorkerParent(Service):
-    """Monitors the workers of one supervisor. Their crash files are below `state`. Without
-    `counts_events` the metrics of its monitor contain only those of the workers.
+    """Monitors the workers of one supervisor, and receives the events and metrics of all of its
+    Longwatch programs. The crash files of workers are below `state`. Without `counts_events` the
+    metrics of its monitor contain only those of the programs.
 
-    `on_records` gets the records of the workers' events.
+    `on_records` gets the records of relayed events.
 
-    Call `attach` after the plans were made, which need `environment_for`, and before the supervisor
-    starts them.
+    Call `attach` after the plans were made, which need `environment_for` or `connect`, and before
+    the supervisor starts them.
     """
 
     def __init__(  # noqa: PLR0913 - a parent and its surroundings, two of them optional
@@ -81,11 +84,19 @@ class WorkerParent(Service):
             if self._state is None
             else {CRASH_DIR_VARIABLE: str((self._state / "crashes").absolute())}
         )
+        return {**self._relay_variables(), **self._log_variables, **crashes}
+
+    def connect(self, plan: ProgramPlan, kind: ProgramKind) -> ProgramPlan:
+        """The plan of a Longwatch program of this kind that is no worker, such that the program
+        relays its events and reports its state (`workers.program_relay`).
+        """
+        env = {**plan.process.env, **self._relay_variables()}
+        return replace(plan, kind=kind, spec=replace(plan.process, env=env))
+
+    def _relay_variables(self) -> dict[str, str]:
         return {
             PARENT_SOCKET_VARIABLE: str(self._socket_path()),
             PARENT_INCARNATION_VARIABLE: str(self._incarnation),
-            **self._log_variables,
-            **crashes,
         }
 
     def _kill_worker(self, pid: int, reason: str) -> None:
@@ -97,7 +108,7 @@ class WorkerParent(Service):
             self._supervisor.run_on_demand(choose)
 
     def _socket_path(self) -> Path:
-        """The socket that workers report to. Opened for the first worker."""
+        """The socket that programs report to. Opened for the first one."""
         if self._socket_directory is None:
             self._socket_directory = SocketDirectory.create()
             self.monitor.open_channel(self._socket_directory.path / "line")

@@ -16,6 +16,7 @@ from longwatch.engine.policy import PARENT_LEASE_SECONDS
 from longwatch.host.beatpage import ChildBeatPage
 from longwatch.mailbox.backend import MAILBOX_KIND as MAILBOX
 from longwatch.observe.counters import MetricSample
+from longwatch.workers.child_record import ChildRecord
 
 WORKER_LEASE = LeasePolicy(PARENT_LEASE_SECONDS)
 SilentRows = Mapping[int, Mapping[int, float]]
@@ -93,14 +94,11 @@ class EngineLeases:
         return count
 
 
-class WorkerRecord:
+class WorkerRecord(ChildRecord):
     """One worker process. Its state comes from its reports, its beats from its pages."""
 
     def __init__(self, pid: int, program: str, *, serial: int = 0) -> None:
-        self.pid = pid
-        self.program = program
-        self.serial = serial
-        """Unique among the workers of this parent; pids are reused."""
+        super().__init__(pid, program, serial=serial)
         self.engine_leases: dict[int, EngineLeases] = {}
         self.pages: dict[int, ChildBeatPage] = {}
         """Beat pages by lease owner. Opened when they are reported, because the end of the worker
@@ -116,10 +114,6 @@ class WorkerRecord:
         """Whether it has reported that it ends by itself."""
         self.is_stalled = False
         """Whether it stalled and is to be killed. Its leases are not renewed any more."""
-        self.is_stopping = False
-        """Whether the supervisor is stopping it."""
-        self._is_ready = False
-        self._failing: list[str] = []
         self._loop_states: dict[str, LoopState] = {}
         self._places: dict[int, StorePlace] = {}
         self._completed = 0
@@ -173,14 +167,19 @@ class WorkerRecord:
 
     def record_state(self, facts: Mapping[str, Any], now: float) -> list[MetricSample]:
         """Note the state of the loops. Returns their metrics."""
-        self._is_ready = bool(facts.get("ready"))
-        self._failing = [str(each) for each in facts.get("failing", ())]
+        samples = super().record_state(facts, now)
         for loop in facts.get("loops", ()):
             self._record_loop(loop, now)
-        return [
-            MetricSample(str(name), tuple(map(str, labels)), value)
-            for name, labels, value in facts.get("samples", ())
-        ]
+        return samples
+
+    def unready_reason(self, now: float) -> str:
+        """Why it is not ready, by its reports, its beats and its leases; empty if it is, or has not
+        reported yet. `now` is the time of the boot clock.
+        """
+        if self.is_stalled:
+            return HealthReason.STALE.value
+        unreachable = HealthReason.UNREACHABLE.value if self.is_unreachable(now) else ""
+        return super().unready_reason(now) or unreachable
 
     def _record_loop(self, facts: Mapping[str, Any], now: float) -> None:
         name, age = str(facts["name"]), facts.get("age")
@@ -209,7 +208,7 @@ class WorkerRecord:
             "reason": reason.value,
             "stalled": self.is_stalled,
             "stopping": self.is_stopping,
-            "failing": list(self._failing),
+            "failing": list(self.failing),
             "threshold": self.stall_threshold,
             "slots": self.slots,
             "crash_file": None if self.crash_file is None else str(self.crash_file),
@@ -253,7 +252,7 @@ class WorkerRecord:
             return HealthReason.DRAINING
         if self._is_ready:
             return HealthReason.OK
-        text = self._failing[0].rpartition(": ")[2] if self._failing else ""
+        text = self.failing[0].rpartition(": ")[2] if self.failing else ""
         return HealthReason(text) if text in set(HealthReason) else HealthReason.PENDING
 
     def close(self) -> None:

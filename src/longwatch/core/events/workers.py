@@ -59,8 +59,8 @@ class WorkerRowsReclaimed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEventsDropped(Event):
-    """Events of a worker process are missing in `logs/watchdog.log`, because the parent fell
-    behind.
+    """Events of a worker, the runner or the page are missing in `logs/watchdog.log`, because the
+    parent fell behind.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
