@@ -161,7 +161,7 @@ def test_without_its_parent_it_does_not_begin_and_leaves_nothing(tmp_path: Path)
         parent=ParentChannel(str(tmp_path / "nobody")),
     )
     with pytest.raises(
-        TryAgainError, match="cannot send the leases message to the parent of this worker"
+        TryAgainError, match="cannot send the leases message to the parent of this process"
     ):
         engine.start()
     assert (True, False, set()) == (

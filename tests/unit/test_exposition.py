@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -143,6 +145,30 @@ def test_a_loop_may_be_called_anything(name: str) -> None:
     family = FAMILIES["longwatch_mailbox_acked_total"]
     [metric] = parsed([of(family, name)])
     assert [name] == [each.labels["loop"] for each in metric.samples]
+
+
+@given(st.text(), st.floats())
+def test_any_label_and_any_number_is_read_back(name: str, value: float) -> None:
+    [metric] = parsed([MetricSample("longwatch_loop_running", (name,), value)])
+    [read] = metric.samples
+    assert ({"loop": name}, repr(value)) == (read.labels, repr(read.value))
+
+
+def test_half_a_character_in_a_label_takes_nothing_from_the_other_series() -> None:
+    text = exposition([MetricSample("longwatch_loop_running", ("\ud800",), 1.0)]).decode()
+    assert 'longwatch_loop_running{loop="\\ud800"} 1.0\n' in text
+
+
+def test_labels_are_in_the_order_of_their_names_as_other_writers_have_them() -> None:
+    samples = [
+        MetricSample("longwatch_program_ends_total", ("web", "clean_exit"), 2),
+        MetricSample("longwatch_flow_attempt_seconds", ("g", "n"), [1.0] * 11 + [5.5]),
+    ]
+    text = exposition(samples).decode()
+    assert '\nlongwatch_program_ends_total{program="web",verdict="clean_exit"} 2.0\n' in text
+    assert '_bucket{graph="g",le="0.01",node="n"} 1.0\n' in text
+    assert '_seconds_count{graph="g",node="n"} 11.0\n' in text
+    assert '_seconds_sum{graph="g",node="n"} 5.5\n' in text
 
 
 def test_nothing_counted_is_an_empty_text() -> None:

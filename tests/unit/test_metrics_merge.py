@@ -53,13 +53,19 @@ def test_what_a_process_says_replaces_what_it_said_before() -> None:
     assert 5 == found(merged, ACKED, "mail")
 
 
+def durations(*counts: float) -> MetricSample:
+    """A histogram with these counts in its first buckets, each of them also its sum."""
+    empty = [0.0] * (len(FAMILIES[DURATION].buckets) + 1 - len(counts))
+    return MetricSample(DURATION, ("mail",), [*counts, *empty, sum(counts)])
+
+
 def test_one_that_is_gone_leaves_its_counters_and_durations() -> None:
     merged = MergedSamples()
-    merged.update(1, [acked(3), MetricSample(DURATION, ("mail",), [1.0, 2.0, 0.5])])
+    merged.update(1, [acked(3), durations(1.0, 2.0)])
     merged.mark_ended(1)
-    merged.update(2, [acked(4), MetricSample(DURATION, ("mail",), [10.0, 20.0, 5.0])])
+    merged.update(2, [acked(4), durations(10.0, 20.0)])
     assert 7 == found(merged, ACKED, "mail")
-    assert [11.0, 22.0, 5.5] == found(merged, DURATION, "mail")
+    assert durations(11.0, 22.0).value == found(merged, DURATION, "mail")
 
 
 def test_one_that_is_gone_leaves_no_gauges() -> None:
@@ -104,20 +110,29 @@ def test_metrics_that_are_not_known_here_are_passed_over() -> None:
     """A worker of another version may count more."""
     merged = MergedSamples()
     merged.update(1, [MetricSample("longwatch_news_total", ("mail",), 3.0), acked(1)])
+    assert [acked(1)] == merged.samples()
+    strange: list[tuple[str, tuple[str, ...], float | list[float]]] = [
+        (ACKED, (), 3.0),
+        (ACKED, ("mail", "b"), 3.0),
+        (ACKED, ("mail",), [1.0]),
+        (DURATION, ("mail",), 3.0),
+        (DURATION, ("mail",), [1.0, 2.0]),
+    ]
+    merged.update(1, [*(MetricSample(*each) for each in strange), acked(1)])
     merged.mark_ended(1)
     assert [acked(1)] == merged.samples()
 
 
 def test_what_is_handed_out_is_nobody_elses() -> None:
     merged = MergedSamples()
-    told = [1.0, 2.0, 0.5]
-    merged.update(1, [MetricSample(DURATION, ("mail",), told)])
+    told = durations(1.0, 2.0)
+    merged.update(1, [told])
     for value in (sample.value for sample in merged.samples()):
         assert isinstance(value, list)
         value[0] = 1000.0
     merged.mark_ended(1)
     merged.samples()[0].value[0] = 1000.0  # type: ignore[index] # of a histogram
-    assert [1.0, 2.0, 0.5] == found(merged, DURATION, "mail") == told
+    assert durations(1.0, 2.0).value == found(merged, DURATION, "mail") == told.value
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 100)), max_size=40))

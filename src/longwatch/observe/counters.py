@@ -207,8 +207,10 @@ class MergedSamples:
         self._ended_totals: dict[SeriesKey, SampleValue] = {}
 
     def update(self, process: int, samples: Iterable[MetricSample]) -> None:
-        """Replace the samples of a process. Unknown metrics are ignored."""
-        known = [sample for sample in samples if sample.name in self.families]
+        """Replace the samples of a process. Metrics that are unknown, or have another shape than
+        here, are ignored: the process may be of another version.
+        """
+        known = [sample for sample in samples if self._is_known(sample)]
         if process in self._ended:
             self._ended[process] = self._final(known)
         else:
@@ -244,6 +246,14 @@ class MergedSamples:
             for sample in samples:
                 self._add(merged, sample)
         return [MetricSample(name, labels, value) for (name, labels), value in merged.items()]
+
+    def _is_known(self, sample: MetricSample) -> bool:
+        family = self.families.get(sample.name)
+        if family is None or len(family.labels) != len(sample.labels):
+            return False
+        if family.kind is not MetricKind.HISTOGRAM:
+            return not isinstance(sample.value, list)
+        return isinstance(sample.value, list) and len(sample.value) == len(family.buckets) + 2
 
     def _final(self, samples: Iterable[MetricSample]) -> list[MetricSample]:
         """What an ended process leaves: its counters, with its work in progress as ended."""
