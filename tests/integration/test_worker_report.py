@@ -61,6 +61,39 @@ def test_up_names_its_workers_their_loops_and_every_store_once(tmp_path: Path) -
     ] == found["stores"]
 
 
+QUICK_FLOW = """
+from longwatch.flow import Flow, Graph
+from longwatch.runtime import LoopGroup
+
+graph = Graph("quick", version="1")
+graph.input("n")
+
+
+@graph.compute(after=["n"], heartbeat_interval_seconds=1, heartbeat_timeout_seconds=5)
+def doubled(n):
+    return 2 * n
+
+
+group = LoopGroup([Flow("sqlite:///quick.db", graphs=[graph]).worker()])
+"""
+"""A flow whose leases are too short for a parent: its worker renews them itself."""
+
+
+def test_the_store_of_a_worker_that_renews_its_leases_itself_is_named_too(tmp_path: Path) -> None:
+    (tmp_path / "quick.py").write_text(QUICK_FLOW)
+    with start_worker(
+        FROM_SOURCE["longwatch"], tmp_path, target="quick:group", **FROM_TREE
+    ) as worker:
+        worker.joined_pids("worker")
+        found = control.workers(tmp_path / ".longwatch")
+        worker.signal(signal.SIGTERM)
+        assert 0 == worker.wait()
+    url = f"sqlite:///{tmp_path / 'quick.db'}"
+    assert [{"url": url, "kind": "flow"}] == found["stores"]
+    [stores] = [each["stores"] for each in found["workers"]]
+    assert [{"url": url, "name": "quick", "kind": "flow"}] == stores
+
+
 def workers(state: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = control.workers(state)["workers"]
     return found

@@ -74,6 +74,12 @@ class EngineLoop(ABC):
     def store_identity(self) -> object:
         """Equal for two loops over the same store."""
 
+    def store_place(self) -> dict[str, str] | None:
+        """The `url`, `name` and `kind` of where it claims from, for those who look at it; None if
+        another process cannot open it. Opens nothing.
+        """
+        return self._source.locator()
+
     @abstractmethod
     def _make_runner(self, environment: EngineEnvironment) -> RowRunner:
         """Return the runner for the rows of one run."""

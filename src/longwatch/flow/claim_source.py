@@ -215,8 +215,10 @@ class FlowClaimSource:
         """Where a parent finds this source to renew its leases; None if a heartbeat timeout is too
         short for that.
         """
-        if self._shortest_timeout() < PARENT_LEASE_SECONDS:
-            return None
+        return None if self._shortest_timeout() < PARENT_LEASE_SECONDS else self.place()
+
+    def place(self) -> dict[str, str]:
+        """The store and its graphs, for those who look at them. Opens nothing."""
         return {
             "kind": SOURCE_KIND,
             "url": self.database.absolute_url,

@@ -126,6 +126,9 @@ class FlowWorker(EngineLoop):
     def store_identity(self) -> object:
         return self.flow.database.identity
 
+    def store_place(self) -> dict[str, str]:
+        return self._claim_source.place()
+
     def store_gauges(self) -> list[Gauge]:
         """Read the backlog of all graphs of the store, in one query. Blocks on the store."""
         found = read_backlog(self.flow.database, self.flow.records)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.runtime import GroupStarted, GroupStopped, GroupStopping
+from longwatch.engine.engine_loop import EngineLoop
 from longwatch.engine.exclusive import ExclusiveLock
 from longwatch.engine.policy import EngineEnvironment
 from longwatch.engine.run_guard import RunHandle, max_wait
@@ -251,8 +252,14 @@ class GroupRun:
                 slots=sum(getattr(loop, "concurrency", 1) for loop in self._group.loops),
                 threshold=self._group.watchdog_threshold,
                 crash_file=str(self._crash_file.path),
+                stores=self._store_places(),
             )
         self._notifier.ready(f"{len(self._runners)} loop{'s' if len(self._runners) > 1 else ''}")
+
+    def _store_places(self) -> list[dict[str, str]]:
+        loops = (loop for loop in self._group.loops if isinstance(loop, EngineLoop))
+        places = (loop.store_place() for loop in loops)
+        return [place for place in places if place is not None]
 
     # --- between ---
 

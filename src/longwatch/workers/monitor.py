@@ -296,12 +296,18 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
             case "leases_ended":
                 self._remove_leases(worker, int(message["owner"]))
             case "group" if worker.has_joined:
+                self._note_stores(worker)
                 self._on_worker_active()
                 self._events.emit(
                     WorkerJoined(program=worker.program, pid=worker.pid, loops=worker.loops)
                 )
             case "suspects":
                 self._handle_suspects(worker, message)
+
+    def _note_stores(self, worker: WorkerRecord) -> None:
+        with self._reports.lock:
+            for place in worker.stores:
+                self._store_kinds[place.url, place.kind] = None
 
     def _handle_suspects(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         place: Mapping[str, str] = message["source"]
@@ -318,8 +324,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
     def _add_leases(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         locator: Mapping[str, str] = message["source"]
         page = worker.pages.get(int(message["owner"]))
-        with self._reports.lock:
-            self._store_kinds[locator["url"], locator["kind"]] = None
+        self._note_stores(worker)
         source = open_claim_source(locator, self._stores, events=self._events)
         if page is None:  # it has ended before this was handled
             self._sweep_ended(worker, [source])

@@ -116,6 +116,9 @@ class WorkerRecord(ChildRecord):
         """Whether it stalled and is to be killed. Its leases are not renewed any more."""
         self._loop_states: dict[str, LoopState] = {}
         self._places: dict[int, StorePlace] = {}
+        """By lease owner."""
+        self._group_places: list[StorePlace] = []
+        """Of all loops, also of those that renew their leases themselves."""
         self._completed = 0
         """Rows completed by engines that have ended."""
 
@@ -128,9 +131,7 @@ class WorkerRecord(ChildRecord):
                 self.has_finished = True
             case "leases":
                 owner, place = int(report["owner"]), report["source"]
-                self._places[owner] = StorePlace(
-                    str(place["url"]), str(place["name"]), str(place["kind"])
-                )
+                self._places[owner] = _store_place(place)
                 self.pages[owner] = ChildBeatPage(report["page"])
 
     def running_rows(self) -> frozenset[RowPlace]:
@@ -164,6 +165,7 @@ class WorkerRecord(ChildRecord):
         self.crash_file = Path(facts["crash_file"]) if facts.get("crash_file") else None
         self.slots = int(facts.get("slots", 0))
         self.has_joined = True
+        self._group_places = [_store_place(place) for place in facts.get("stores", ())]
 
     def record_state(self, facts: Mapping[str, Any], now: float) -> list[MetricSample]:
         """Note the state of the loops. Returns their metrics."""
@@ -195,7 +197,8 @@ class WorkerRecord(ChildRecord):
     @property
     def stores(self) -> list[StorePlace]:
         """The places that its engines claim from, each once."""
-        return list(dict.fromkeys(self._places[owner] for owner in tuple(self.pages)))
+        of_engines = (self._places[owner] for owner in tuple(self.pages))
+        return list(dict.fromkeys([*self._group_places, *of_engines]))
 
     def facts(self, *, monotonic: float, boottime: float) -> dict[str, Any]:
         """Its state as plain JSON types. Never blocks."""
@@ -260,3 +263,7 @@ class WorkerRecord(ChildRecord):
             page.close()
         self.pages.clear()
         self.engine_leases.clear()
+
+
+def _store_place(place: Mapping[str, Any]) -> StorePlace:
+    return StorePlace(str(place["url"]), str(place["name"]), str(place["kind"]))
