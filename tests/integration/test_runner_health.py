@@ -213,3 +213,18 @@ def test_queues_are_full_by_what_was_read_last() -> None:
     assert ["b"] == depths.full()
     depths.refresh()
     assert ["a"] == depths.full()
+
+
+def test_the_latest_depths_are_unknown_while_the_store_does_not_answer() -> None:
+    readings: list[dict[str, int]] = []
+    depths = QueueDepths(lambda: readings[0], max_depth=10)
+    for known in ([], [{"a": 9}], [], [{"a": 2}]):
+        readings[:] = known
+        if known:
+            depths.refresh()
+            assert known == [depths.latest()]
+            continue
+        with pytest.raises(IndexError):
+            depths.refresh()
+        with pytest.raises(LookupError, match="has not answered"):
+            depths.latest()

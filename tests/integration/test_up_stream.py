@@ -15,8 +15,8 @@ from typing import Any
 from event_server import EventServer, serving_events
 from polling import eventually
 from run_process import Record
-from test_up_metrics import on_port, values
-from up_process import FROM_SOURCE, start_up, unused_port
+from test_up_metrics import on_port, serving, values
+from up_process import FROM_SOURCE, sh, start_up, unused_port
 from worker_process import WorkerProcess
 
 READY = (200, "Ready")
@@ -108,10 +108,39 @@ def test_a_run_is_once_and_in_order_in_log_metrics_and_health(tmp_path: Path) ->
     assert log.index("runner_stopped") < log.index("shutdown_complete")
 
 
+def test_the_end_of_a_program_is_once_and_in_order_in_log_metrics_and_health(
+    tmp_path: Path,
+) -> None:
+    backoff = {"initial": 600, "cap": 600}
+    web = sh("until [ -e enough ]; do sleep 0.02; done; exit 3", backoff=backoff)
+    with serving(tmp_path, {"web": web}) as run:
+        run.wait_for_reply("/readyz", lambda reply: reply == READY)
+        (tmp_path / "enough").touch()
+        run.wait_for_reply(
+            "/readyz", lambda reply: reply == (503, "programs: not ready: web (waiting)")
+        )
+        page = values(run)
+        run.stop_cleanly()
+    assert (1.0, 1.0, 0.0, 0.0, 0.0) == tuple(
+        page[name]
+        for name in (
+            "program_starts_total{web}",
+            "program_ends_total{web,unexpected_exit}",
+            "program_up{web}",
+            "program_ready{web}",
+            "health_ready{}",
+        )
+    )
+    about_it = [each for each in run.logged_events() if each.get("program") == "web"]
+    assert ["program_started", "unexpected_exit", "restart_scheduled"] == names_of(about_it)
+
+
 def test_a_runner_without_a_source_makes_up_unready_and_says_why(tmp_path: Path) -> None:
     with serving_events() as stream, running(tmp_path, stream, "true") as run:
         run.wait_for_reply("/readyz", lambda reply: reply == READY)
-        stream.is_closing = True
+        with stream.changed:
+            stream.is_closing = True
+            stream.changed.notify_all()
         stream.shutdown()
         stream.server_close()
         run.wait_for_reply(

@@ -198,26 +198,26 @@ class _RunnerCommand:
             limits=process_limits(settings),
             subreaper=True,
         )
-        ready = (each for each in self._runner.health.checks() if Aspect.READY in each.aspects)
-        self._readiness = Health(ready, clock)
-        self._relay: ProgramRelay | None = None
-        if parent is not None:
-            self._relay = ProgramRelay(
-                parent, events=self._events, clock=clock, state=self._reported_state
-            )
+        self._relay = None if parent is None else self._make_relay(parent)
         self._forced_end = ForcedEnd(
             (self._report_left, self._end_agents, self._close_relay, console.flush), clock=clock
         )
 
-    def _reported_state(self) -> Mapping[str, object]:
-        """The readiness and the metrics, for the process that serves them with those of others."""
-        report = self._readiness.report(Aspect.READY)
-        return {
-            "ready": report.ok,
-            "failing": [f"{each.name}: {each.text or each.reason}" for each in report.failing],
-            "samples": self._metrics.samples(self._runner.depths.latest),
-            "runner": self._metrics.naming,
-        }
+    def _make_relay(self, parent: ParentChannel) -> ProgramRelay:
+        """Relay the events, and report readiness and metrics to the process that serves them."""
+        checks = [each for each in self._runner.health.checks() if Aspect.READY in each.aspects]
+        health = Health(checks, self._clock)
+
+        def state() -> Mapping[str, object]:
+            report = health.report(Aspect.READY)
+            return {
+                "ready": report.ok,
+                "failing": [f"{each.name}: {each.text or each.reason}" for each in report.failing],
+                "samples": self._metrics.samples(self._runner.depths.latest),
+                "runner": self._metrics.naming,
+            }
+
+        return ProgramRelay(parent, events=self._events, clock=self._clock, state=state)
 
     def _close_relay(self) -> None:
         if self._relay is not None:
