@@ -57,8 +57,10 @@ def runs(run: WorkerProcess, namespace: str = "runner") -> dict[str, float]:
     return found
 
 
-def wait_for_runs(run: WorkerProcess, wanted: Mapping[str, float]) -> None:
-    assert eventually(lambda: wanted.items() <= runs(run).items()), runs(run)
+def wait_for_runs(
+    run: WorkerProcess, wanted: Mapping[str, float], namespace: str = "runner"
+) -> None:
+    assert eventually(lambda: wanted.items() <= runs(run, namespace).items()), runs(run, namespace)
 
 
 def relayed(run: WorkerProcess, *names: str) -> list[Record]:
@@ -172,24 +174,12 @@ def test_a_runner_that_is_killed_leaves_its_counts_and_the_next_one_goes_on(
     ):
         run.wait_for_reply("/readyz", lambda reply: reply == READY)
         stream.send()
-        run.wait_for_reply(
-            "/metrics", lambda reply: 'agents_agents_active{cluster="prod"} 1.0' in reply.body
-        )
+        wait_for_runs(run, {"active{prod}": 1.0}, "agents")
         os.kill(run.status("runner")["pid"], signal.SIGKILL)
-        run.wait_for_event("program_started", program="runner", times=2)
-        run.wait_for_reply(
-            "/metrics",
-            lambda reply: 'completed_total{cluster="prod",status="cancelled"} 1.0' in reply.body,
-        )
-        run.wait_for_reply(
-            "/metrics",
-            lambda reply: 'agents_agents_spawned_total{cluster="prod"} 2.0' in reply.body,
-        )
+        wait_for_runs(run, {"completed_total{prod,cancelled}": 1.0}, "agents")
+        wait_for_runs(run, {"spawned_total{prod}": 2.0, "active{prod}": 1.0}, "agents")
         (tmp_path / "enough").touch()
-        run.wait_for_reply(
-            "/metrics",
-            lambda reply: 'completed_total{cluster="prod",status="success"} 1.0' in reply.body,
-        )
+        wait_for_runs(run, {"completed_total{prod,success}": 1.0}, "agents")
         found = runs(run, "agents")
         live = run.get("/health/live")
         run.stop_cleanly()
