@@ -21,7 +21,8 @@ from longwatch.core.events.workers import WorkerEventsDropped
 from longwatch.host.parent_channel import ParentChannel
 from longwatch.observe.counters import MetricSample
 from longwatch.observe.event_log import Record
-from longwatch.supervisor.plan import ProgramKind, ProgramPlan
+from longwatch.supervisor.end_judge import EndJudges
+from longwatch.supervisor.plan import REPORTING_KINDS, ProgramKind, ProgramPlan
 from longwatch.supervisor.program_listener import ProgramEnd, ProgramStart
 from longwatch.supervisor.restart_policy import EndVerdict
 from longwatch.testing import FakeClock, RecordingObserver
@@ -205,6 +206,21 @@ def test_one_call_makes_a_plan_that_of_a_program_that_reports() -> None:
     finally:
         parent.start()
         assert parent.stop(timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("kind", ProgramKind)
+def test_what_a_reporting_program_has_sent_is_read_before_its_end_is_in_the_log(
+    parent: SlowParent, monkeypatch: pytest.MonkeyPatch, kind: ProgramKind
+) -> None:
+    """Its judge is asked first, and reads what has arrived."""
+    [channel] = parent.monitor._channels
+    read: list[ProgramKind] = []
+    monkeypatch.setattr(channel, "accept_arrived", lambda: read.append(kind))
+    judges = EndJudges(Events())
+    judges.judge = parent.monitor
+    plan = ProgramPlan.of("page", ["true"], kind=kind, env={"LONGWATCH_PARENT": "x"})
+    assert judges.end_facts(plan, 5) is None
+    assert ([kind] if kind in REPORTING_KINDS else []) == read
 
 
 def test_the_metrics_of_a_runner_are_served_with_its_families_and_it_is_neither_watched_nor_judged(
