@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from reference import api, command_line, events, settings
+from reference import api, command_line, events, metrics, settings
 
-PAGES = (api.PAGE, command_line.PAGE, events.PAGE, settings.PAGE)
+PAGES = (api.PAGE, command_line.PAGE, events.PAGE, metrics.PAGE, settings.PAGE)
 
 
 def main(arguments: list[str]) -> int:

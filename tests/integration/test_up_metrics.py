@@ -109,6 +109,7 @@ def test_the_page_has_the_state_of_every_program_and_what_happened_to_it(tmp_pat
         "program_ends_total{done,clean_exit}": 1.0,
         "probe_failures_total{liveness,sick}": 2.0,
         "breaker_trips_total{sick}": 1.0,
+        **{f"program_desired{{{name}}}": float(name != "done") for name in programs},
         **{f"program_up{{{name}}}": float(name in {"slow", "well"}) for name in programs},
         **{f"program_ready{{{name}}}": float(name == "well") for name in programs},
         **{f"program_breaker_open{{{name}}}": float(name == "sick") for name in programs},

@@ -28,7 +28,7 @@ SEE = {
     "restart_scheduled": "[Ends that do not count](cli.md#longwatch-worker).",
     "work_released": "[Give a message back](../how-to/long-handlers.md#give-a-message-back).",
     "message_dead_lettered": "[All reasons](../how-to/handle-poison.md).",
-    "attempts_ended": "[All causes](../how-to/metrics.md#graphs).",
+    "attempts_ended": "[All causes](metrics.md#graphs).",
     "timeouts_mismatched": "[Choose timeouts](../how-to/choose-loop-timeouts.md).",
     "suspect_process_not_started": (
         "[Suspects](../how-to/handle-poison.md#crashes-losses-and-suspects)."

@@ -14,7 +14,7 @@ a second is not ready, and its scrape has counters and no gauges of programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -171,19 +171,28 @@ class UpHealth:
             return HealthAnswer(HealthReason.FAILED, f"not ready: {_listed(waiting)}")
         return HealthReason.OK
 
-    def _not_ready(self, snapshot: _Snapshot) -> list[str]:
-        """The programs that should be up and are not ready, each with its state or its own reason.
-        Completed programs, processes for suspects and the status page do not count.
+    def _desired(self, programs: Iterable[ProgramStatus]) -> set[str]:
+        """The names of the programs that should be up. Completed programs, processes for suspects
+        and the status page do not count.
         """
         suspects = {name for group in self._settings().worker for name in suspect_names(group)}
+        return {
+            program["name"]
+            for program in programs
+            if program["desired"] == "up"
+            and program["kind"] != ProgramKind.PAGE
+            and not _is_completed(program)
+        } - suspects
+
+    def _not_ready(self, snapshot: _Snapshot) -> list[str]:
+        """The programs that should be up and are not ready, each with its state or its own
+        reason.
+        """
+        desired = self._desired(snapshot.programs)
         return [
             f"{program['name']} ({_obstacle(program, snapshot.unready)})"
             for program in snapshot.programs
-            if program["desired"] == "up"
-            and _obstacle(program, snapshot.unready)
-            and not _is_completed(program)
-            and program["name"] not in suspects
-            and program["kind"] != ProgramKind.PAGE
+            if program["name"] in desired and _obstacle(program, snapshot.unready)
         ]
 
     # --- gauges ---
@@ -200,7 +209,11 @@ class UpHealth:
         if snapshot.runtime_up is not None:
             up = float(snapshot.runtime_up)
             gauges.append(MetricSample("longwatch_container_runtime_up", (), up))
+        desired = self._desired(snapshot.programs)
         for program in snapshot.programs:
+            name = program["name"]
+            is_desired = float(name in desired)
+            gauges.append(MetricSample("longwatch_program_desired", (name,), is_desired))
             gauges += program_gauges(program, snapshot.unready)
         return gauges
 

@@ -42,20 +42,37 @@ class RunnerFamily:
     values: tuple[str, ...] = ()
 
 
-def _counter(name: str, text: str, *more: str, values: tuple[str, ...] = ()) -> RunnerFamily:
-    labels = ("cluster", *more)
-    kind = MetricKind.COUNTER
-    return RunnerFamily(
-        MetricFamily(name=f"{name}_total", kind=kind, help=text, labels=labels), values
+def _counter(
+    name: str, text: str, *more: str, values: tuple[str, ...] = (), note: str = ""
+) -> RunnerFamily:
+    family = MetricFamily(
+        name=f"{name}_total",
+        kind=MetricKind.COUNTER,
+        help=text,
+        labels=("cluster", *more),
+        note=note,
     )
+    return RunnerFamily(family, values)
 
 
 def _gauge(
-    name: str, text: str, *labels: str, ends_as: tuple[str, tuple[str, ...]] | None = None
+    name: str,
+    text: str,
+    *labels: str,
+    ends_as: tuple[str, tuple[str, ...]] | None = None,
+    note: str = "",
+    absent: str = "",
 ) -> RunnerFamily:
-    kind = MetricKind.GAUGE
     return RunnerFamily(
-        MetricFamily(name=name, kind=kind, help=text, labels=labels, ends_as=ends_as)
+        MetricFamily(
+            name=name,
+            kind=MetricKind.GAUGE,
+            help=text,
+            labels=labels,
+            ends_as=ends_as,
+            note=note,
+            absent=absent,
+        )
     )
 
 
@@ -65,6 +82,7 @@ def _histogram(
     *more: str,
     buckets: tuple[float, ...],
     values: tuple[str, ...] = (),
+    note: str = "",
 ) -> RunnerFamily:
     family = MetricFamily(
         name=f"{name}_seconds",
@@ -72,25 +90,52 @@ def _histogram(
         help=text,
         labels=("cluster", *more),
         buckets=buckets,
+        note=note,
     )
     return RunnerFamily(family, values)
 
 
 _ALL = (
-    _counter("events_received", "Stream events received.", "severity", values=SEVERITIES),
+    _counter(
+        "events_received",
+        "Stream events received.",
+        "severity",
+        values=SEVERITIES,
+        note="Those that the server repeated count, too.",
+    ),
     _counter("events_filtered", "Stream events not queued.", "reason", values=FILTER_REASONS),
     _counter(
         "events_dropped",
         "Stream events dropped: the queue was full, or they were too large.",
         "reason",
         values=DROP_REASONS,
+        note="For `overflow`, `queue_overflow_policy` decides whether that is the oldest or the "
+        "newest event.",
     ),
     _counter("events_queued", "Stream events stored in the queue."),
-    _counter("events_expired", "Stream events that waited for too long and were not run."),
-    _counter("events_dequeued", "Stream events taken from the queue for their first run."),
-    _gauge("queue_depth", "Stream events that wait in the queue.", "cluster"),
+    _counter(
+        "events_expired",
+        "Stream events that waited for too long and were not run.",
+        note="The limit is `MAX_QUEUE_AGE_SECONDS`.",
+    ),
+    _counter(
+        "events_dequeued",
+        "Stream events taken from the queue for their first run.",
+        note="A retry is not counted again.",
+    ),
+    _gauge(
+        "queue_depth",
+        "Stream events that wait in the queue.",
+        "cluster",
+        note="Read from the store at each scrape.",
+        absent="while the store does not answer",
+    ),
     _counter("agents_spawned", "Agent runs started, those that could not be spawned included."),
-    _counter("agents_timeout", "Agent runs ended at their timeout."),
+    _counter(
+        "agents_timeout",
+        "Agent runs ended at their timeout.",
+        note="They have the status `timeout`.",
+    ),
     _counter("agents_completed", "Agent runs that have ended.", "status", values=STATUSES),
     _histogram(
         "agent_duration",
@@ -98,6 +143,8 @@ _ALL = (
         "status",
         buckets=_RUN_BUCKETS,
         values=STATUSES,
+        note="An `AGENT_TIMEOUT_SECONDS` above 300 adds three buckets: that, 1.5 times that and "
+        "twice that.",
     ),
     _gauge(
         "agents_active",
@@ -105,12 +152,22 @@ _ALL = (
         "cluster",
         ends_as=("agents_completed_total", (LOST,)),
     ),
-    _gauge("circuit_breaker_state", "Whether the work breaker is open: 1 or 0."),
+    _gauge(
+        "circuit_breaker_state",
+        "Whether the work breaker is open: 1 or 0.",
+        note="1 during its trial, too.",
+    ),
     _counter(
         "circuit_breaker_events_dropped",
         "Stream events dropped for a full queue while the work breaker was open.",
+        note="`events_dropped_total` does not count them.",
     ),
-    _gauge("sse_connections_active", "Established connections to event sources.", "cluster"),
+    _gauge(
+        "sse_connections_active",
+        "Established connections to event sources.",
+        "cluster",
+        note="1 or 0 for each source.",
+    ),
     _counter(
         "sse_reconnections",
         "Connections made again, by what ended the last.",
@@ -122,6 +179,7 @@ _ALL = (
         "Connections that failed or could not be made.",
         "reason",
         values=ERROR_REASONS,
+        note="`sse_reconnections_total` without `server_restart`, which is a clean end.",
     ),
     _histogram(
         "sse_connection_duration",
