@@ -44,8 +44,8 @@ wheel: $(VENV)/.dev ## build wheel and sdist into dist/, install the wheel into 
 api: $(VENV)/.dev ## record the public names after a wanted change of the public surface
 	@$(BIN)/python tools/public_api.py > tests/unit/public_api.txt
 
-reference: $(VENV)/.dev ## generate the parts of docs/reference that the code decides
-	@set -e; for each in tools/*_reference.py; do $(BIN)/python "$$each"; done
+reference: $(VENV)/.dev ## generate the parts of docs/reference that the code decides, and the dashboards
+	@set -e; for each in tools/*_reference.py tools/dashboards.py; do $(BIN)/python "$$each"; done
 
 docs: $(VENV)/.dev ## build the documentation as a site into build/site, without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

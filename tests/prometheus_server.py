@@ -89,6 +89,15 @@ class PrometheusServer:
             for each in self.result(expression)
         }
 
+    def scraped_pages(self) -> list[str]:
+        """What its targets serve now."""
+        urls = [each["scrapeUrl"] for each in self.get("/api/v1/targets")["activeTargets"]]
+        pages = []
+        for url in urls:
+            with urlopen(url, timeout=TIMEOUT) as answer:
+                pages.append(answer.read().decode())
+        return pages
+
     def rule_errors(self) -> dict[str, str]:
         """The rules that do not evaluate, each with its error; those not evaluated yet, too."""
         groups = self.get("/api/v1/rules")["groups"]

@@ -45,6 +45,12 @@ TOOLS = (
         "metrics as Prometheus reads them, and the alert rules of the documentation",
     ),
     SystemTool(
+        "prometheus",
+        "prometheus",
+        ("prometheus", "--version"),
+        "the queries of the dashboards and the alert rules, answered from real scrapes",
+    ),
+    SystemTool(
         "podman",
         "podman",
         ("podman", "--runtime", "runc", "info"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from promql import unknown_parts
 DEPLOY = ROOT / "deploy" / "prometheus"
 RULES = DEPLOY / "alerts.yml"
 CASES = DEPLOY / "alerts_test.yml"
+HOW_TO = ROOT / "docs" / "how-to" / "alerts-and-dashboards.md"
 RUNBOOKS = ROOT / "docs" / "how-to" / "runbooks.md"
 
 
@@ -68,3 +70,17 @@ def test_every_alert_has_a_severity_a_summary_a_description_and_its_runbook() ->
 
 def test_every_metric_and_label_in_a_rule_exists() -> None:
     assert [] == [(rule["alert"], part) for rule in rules() for part in unknown_parts(rule["expr"])]
+
+
+def test_the_example_for_kubernetes_makes_an_object_with_the_same_rules() -> None:
+    [example] = [block.text for block in Page.read(HOW_TO).blocks if block.info == ("sh",)]
+    done = subprocess.run(
+        ["sh", "-c", example.replace("kubectl apply -f -", "cat")],
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    made = yaml.safe_load(done.stdout)
+    assert "PrometheusRule" == made["kind"]
+    assert yaml.safe_load(RULES.read_text(encoding="utf-8")) == made["spec"]

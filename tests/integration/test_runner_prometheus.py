@@ -55,6 +55,7 @@ EVENTS: list[Event] = [
 @pytest.fixture(autouse=True)
 def _promtool() -> None:
     requires.require_tool("promtool")
+    requires.require_tool("prometheus")
 
 
 def metrics_after_events(**options: Any) -> RunnerMetrics:
