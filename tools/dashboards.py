@@ -118,6 +118,24 @@ OVERVIEW = Dashboard(
                 },
             ),
             Panel(
+                title="Memory",
+                queries={"{{program}}": "sum by (program) (longwatch_program_memory_bytes{@})"},
+                unit="bytes",
+                about="Of the whole process tree. Pages that processes share count for each.",
+            ),
+            Panel(
+                title="CPU",
+                queries={"{{program}}": rate("longwatch_program_cpu_seconds_total", "program")},
+                unit="percentunit",
+                about="100 % is one core.",
+            ),
+            Panel(
+                title="Events missing in the log",
+                queries={"{{program}}": increase("longwatch_relay_dropped_total", "program")},
+                about="Their parent fell behind.",
+                empty=NONE_SO_FAR,
+            ),
+            Panel(
                 title="Probes that fail",
                 queries={
                     "{{program}} {{probe}}": increase(

@@ -39,6 +39,7 @@ PROGRAMS: dict[str, Facts] = {
 }
 EMPTY = {
     "Container runtime": "no container needs one here",
+    "Events missing in the log": "the parent keeps up",
     "Leases lost": "no lease is lost here",
     "Outages of stores": "the store answers",
     "Stalls and crashes": "no loop hangs or crashes here",
@@ -60,7 +61,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
     directory = tmp_path_factory.mktemp("up")
     with ExitStack() as stack:
         source = stack.enter_context(serving_events())
-        ports = [unused_port(), unused_port()]
+        port = unused_port()
         write_app(directory, GIVE_UP)
         shutil.copy(Path(flow_app.__file__), directory)
         url = store_url(directory)
@@ -69,15 +70,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
                 cwd=directory,
                 programs=PROGRAMS,
                 env={"STORE": url},
-                supervisor={"metrics_port": ports[0], "metrics_host": "127.0.0.1"},
+                supervisor={"metrics_port": port, "metrics_host": "127.0.0.1"},
                 worker={
                     "jobs": {"target": "app:group"},
                     "flows": {"target": "flow_app:flow"},
                 },
                 runner={
                     "health_port": "off",
-                    "metrics_port": ports[1],
-                    "metrics_host": "127.0.0.1",
+                    "metrics_port": "off",
                     "source": {"prod": {"url": source.url}},
                     "agent": AGENT,
                 },
@@ -87,7 +87,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusS
         mailbox = stack.enter_context(opened_mailbox(url))
         flow = stack.enter_context(Flow(url, graphs=[flow_app.graph]))
         run.wait_for_status("well", ready=True)
-        targets = [f"127.0.0.1:{port}" for port in ports]
+        targets = [f"127.0.0.1:{port}"]
         server = stack.enter_context(scraping(directory, {"longwatch": targets}, RULES))
         for number in range(3):  # so that each counter is seen to grow
             mailbox.send_many(
