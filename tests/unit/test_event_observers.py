@@ -24,6 +24,7 @@ OBSERVERS = {
     ("testing/graph_run.py", "self.observer"): "the RecordingObserver of a test",
     ("testing/stepped_worker.py", "self._forward_event"): "passes on to the observer of a test",
     ("workers/parent.py", "self.monitor.observe"): "counts for the metrics",
+    ("workers/program_relay.py", "self._relay.log"): "the log of events of the parent",
     ("workers/worker_process.py", "log"): "writes the log",
     ("workers/worker_process.py", "relay.log"): "the log of events of the parent",
 }
