@@ -34,6 +34,7 @@ HELP_GROUPS: Mapping[str, tuple[str, ...]] = {
         "init",
         "check",
         "status",
+        "top",
         "start",
         "stop",
         "down",

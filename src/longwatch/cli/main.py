@@ -35,6 +35,7 @@ from longwatch.cli.command_groups import CommandGroup, RootGroup
 from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
 from longwatch.cli.run import run
+from longwatch.cli.top import top
 from longwatch.cli.up import up
 from longwatch.cli.usage_errors import describe_usage_error, fault_lines
 from longwatch.cli.worker import worker
@@ -52,7 +53,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
 app.command(context_settings={"allow_interspersed_args": False})(run)
-COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, init, check)
+COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, top, init, check)
 for command in COMMANDS:
     app.command()(command)
 for commands in (flow_archive, flow_history, flow_search, flow_stats, flow_ticks):

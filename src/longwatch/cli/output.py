@@ -79,7 +79,7 @@ def text_width(text: str) -> int:
 
 def cut(text: str, width: int) -> str:
     """The beginning of a text, at most `width` columns wide."""
-    while text_width(text) > width:
+    while text and text_width(text) > width:
         text = text[: max(width, 0)] if len(text) > width else text[:-1]
     return text
 
