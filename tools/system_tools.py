@@ -70,6 +70,18 @@ TOOLS = (
         "the image of the containers in tests, which no registry has to serve",
     ),
     SystemTool(
+        "zsh",
+        "zsh",
+        ("zsh", "--version"),
+        "the completion of the command line in zsh",
+    ),
+    SystemTool(
+        "fish",
+        "fish",
+        ("fish", "--version"),
+        "the completion of the command line in fish",
+    ),
+    SystemTool(
         "chromium",
         "chromium",
         ("chromium", "--version"),

@@ -49,7 +49,7 @@ PARSED = [
     pytest.param(path, param, id=" ".join((*path, param.opts[0])))
     for path, command in COMMANDS.items()
     for param in command.params
-    if param.type.name == "parse"
+    if param.param_type_name == "option" and param.type.name == "parse"
 ]
 
 

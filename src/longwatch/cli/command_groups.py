@@ -44,6 +44,7 @@ HELP_GROUPS: Mapping[str, tuple[str, ...]] = {
         "logs",
         "events",
         "db",
+        "completion",
     ),
 }  # fmt: skip
 """The commands of each group; every command is in exactly one group."""

@@ -32,6 +32,7 @@ from longwatch.cli import (
 )
 from longwatch.cli.check import check
 from longwatch.cli.command_groups import CommandGroup, RootGroup
+from longwatch.cli.completion import completion
 from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
 from longwatch.cli.run import run
@@ -53,7 +54,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
 )
 app.command(context_settings={"allow_interspersed_args": False})(run)
-COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, top, init, check)
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    up,
+    worker,
+    *programs.COMMANDS,
+    top,
+    init,
+    check,
+    completion,
+)
 for command in COMMANDS:
     app.command()(command)
 for commands in (flow_archive, flow_history, flow_search, flow_stats, flow_ticks):
