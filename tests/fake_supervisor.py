@@ -76,6 +76,8 @@ class FakeSupervisor:
             "pid": os.getpid(),
             "version": "1",
             "state_dir": "/s",
+            "workers": [],
+            "stores": [],
         }
         self.requests: list[Facts] = []
 

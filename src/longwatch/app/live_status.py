@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longwatch.app.control import RefusedError, request, status
+from longwatch.app.control import status, workers
 from longwatch.app.log_reader import EventLogReader, EventRecord
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.error_text import describe_error
@@ -38,17 +38,6 @@ class Snapshot:
     warnings: tuple[EventRecord, ...] = ()
     problem: str = ""
     answered_at: float = 0.0
-
-
-def worker_loops(state: Path) -> JsonObject:
-    """The workers of all supervisors with their loops and stores. A supervisor of an older version
-    does not know the question and counts as one without workers.
-    """
-    try:
-        answer = request(state, "workers")
-    except RefusedError:
-        return {"workers": [], "stores": []}
-    return {"workers": answer.get("workers", []), "stores": answer.get("stores", [])}
 
 
 @dataclass(slots=True)
@@ -121,9 +110,9 @@ def next_snapshot(
     found = warnings.read()
     try:
         response = status(state, ())
-        workers = tuple(worker_loops(state)["workers"])
+        processes = tuple(workers(state)["workers"])
     except LongwatchError as error:
         return replace(last, warnings=found, problem=str(error))
     except Exception as error:  # noqa: BLE001 - the screen must outlive an answer of another version
         return replace(last, warnings=found, problem=describe_error(error))
-    return Snapshot(response=response, workers=workers, warnings=found, answered_at=wall())
+    return Snapshot(response=response, workers=processes, warnings=found, answered_at=wall())
