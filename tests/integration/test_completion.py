@@ -74,6 +74,7 @@ def test_a_tab_completes_commands_options_values_and_programs(terminal: Terminal
         "longwatch mailbox send --del\t5": "mailbox send --delay 5",
         "longwatch --deb\tup --log-level warn\t": "--debug up --log-level warning",
         "longwatch run --restart=nev\t": "run --restart=never",
+        "longwatch runner --log-level runs sourc\t": "runner --log-level runs sources",
         "longwatch logs webs\t": "logs webserver",
         "longwatch restart fron\t": "restart frontend",
         "longwatch stop --state-dir oth\t sol\t": "stop --state-dir other solver",

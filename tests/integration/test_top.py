@@ -145,6 +145,22 @@ def test_a_stop_key_leaves_the_screen_and_a_continue_draws_it_again(
         assert before == terminal.modes()
 
 
+def test_a_key_that_pauses_other_terminals_does_not_hold_up_the_end(
+    tmp_path: Path, supervisor: FakeSupervisor
+) -> None:
+    with on_terminal(TOP, tmp_path) as terminal:
+        before = terminal.modes()
+        terminal.wait_for("web ")
+        terminal.press("\x13")
+        supervisor.answer = {
+            **supervisor.answer,  # type: ignore[dict-item]
+            "programs": [program(f"p{number}" * 9, ready=False) for number in range(300)],
+        }
+        terminal.process.send_signal(signal.SIGTERM)
+        assert 128 + signal.SIGTERM == terminal.wait()
+        assert_restored(terminal, before)
+
+
 def test_a_resize_draws_the_new_size(tmp_path: Path, supervisor: FakeSupervisor) -> None:
     with top(tmp_path, lines=24) as terminal:
         terminal.wait_for("order: start")

@@ -205,7 +205,7 @@ def test_a_parent_learns_what_it_has_to_know_and_imports_nothing_itself(tmp_path
     text = """
     group = LoopGroup(
         [loop('a', shutdown_timeout=50), loop('b')], health_port=8123, health_host="127.0.0.1",
-        watchdog_threshold=99, shutdown_timeout=7,
+        watchdog_threshold=99, shutdown_timeout=7, max_processing_seconds=60,
     )"""
     write(tmp_path, text)
     expected = GroupInfo(
@@ -214,6 +214,12 @@ def test_a_parent_learns_what_it_has_to_know_and_imports_nothing_itself(tmp_path
         health_port=8123,
         shutdown_timeout=50.0,
         watchdog_threshold=99,
+        timeout_problems=(
+            (
+                "watchdog_interval",
+                "60 s is not less than a third of watchdog_threshold: set it below 33",
+            ),
+        ),
     )
     assert expected == inspect_target(tmp_path)
     assert "things" not in sys.modules

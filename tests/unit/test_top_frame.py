@@ -120,6 +120,17 @@ def test_a_loop_whose_beat_is_older_than_half_the_threshold_is_yellow() -> None:
     assert "\x1b[33mjobs    pages  6.0 s    3 min        1  no: stale\x1b[0m" == row
 
 
+def test_each_supervisor_has_its_table_and_the_filter_leaves_out_those_without_a_match() -> None:
+    facts = [{"pid": 7, "command": "up"}, {"pid": 8, "command": "run"}]
+    programs = [program("web", supervisor=7), program("job", supervisor=8)]
+    found = Snapshot(response={**facts[0], "programs": programs, "supervisors": facts})
+    lines = frame(found).lines
+    assert "longwatch up 7, longwatch run 8  2 programs: 2 up  every 2 s" == lines[0]
+    assert {"longwatch up, pid 7", "longwatch run, pid 8"} < {*lines}
+    filtered = frame(found, ViewState(filter="JO")).lines
+    assert ["program", "job"] == [line.split()[0] for line in filtered[2:-1] if line]
+
+
 def test_names_with_control_characters_are_escaped() -> None:
     worker = {**WORKER, "program": "a\x1b[2J"}
     lines = frame(snapshot(program("b\x1b[2J"), workers=(worker,))).lines

@@ -33,6 +33,7 @@ HELP_GROUPS: Mapping[str, tuple[str, ...]] = {
     "Operate": (
         "init",
         "check",
+        "doctor",
         "status",
         "top",
         "start",

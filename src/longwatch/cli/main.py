@@ -33,6 +33,7 @@ from longwatch.cli import (
 from longwatch.cli.check import check
 from longwatch.cli.command_groups import CommandGroup, RootGroup
 from longwatch.cli.completion import completion
+from longwatch.cli.doctor import doctor
 from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
 from longwatch.cli.run import run
@@ -61,6 +62,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     top,
     init,
     check,
+    doctor,
     completion,
 )
 for command in COMMANDS:

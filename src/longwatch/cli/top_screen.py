@@ -83,11 +83,11 @@ class Screen:
                 try:
                     screen._enter()
                     yield screen
-                finally:
+                finally:  # a second signal must not interrupt this
                     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
                     screen._leave()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
         finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
             os.close(screen._reader)
             writer, screen._writer = screen._writer, -1
             os.close(writer)
@@ -141,14 +141,13 @@ class Screen:
 
     def _enter(self) -> None:
         self._before = termios.tcgetattr(0)
-        tty.setcbreak(0, termios.TCSADRAIN)
+        _read_single_keys()
         self._last_lines = []
         self._write(ENTER_SCREEN)
 
     def _leave(self) -> None:
-        """Give the terminal back, also if its output was paused with Ctrl-S."""
-        with suppress(OSError, termios.error, TerminalClosedError):
-            termios.tcflow(1, termios.TCOON)
+        """Give the terminal back."""
+        with suppress(TerminalClosedError):
             self._write(LEAVE_SCREEN)
         with suppress(OSError, termios.error):
             if self._before:
@@ -176,9 +175,19 @@ class Screen:
 
     def _resume(self) -> None:
         with suppress(OSError, termios.error, TerminalClosedError):
-            tty.setcbreak(0, termios.TCSADRAIN)
+            _read_single_keys()
             self._write(ENTER_SCREEN)
         self._redraw()
+
+
+def _read_single_keys() -> None:
+    """Deliver each key at once and without an echo. Ctrl-S does not pause the output, because a
+    process that waits for a paused terminal cannot give it back.
+    """
+    tty.setcbreak(0, termios.TCSANOW)
+    modes = termios.tcgetattr(0)
+    modes[0] &= ~termios.IXON
+    termios.tcsetattr(0, termios.TCSANOW, modes)
 
 
 def _raise_signalled(signum: int, _: FrameType | None) -> None:

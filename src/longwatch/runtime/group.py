@@ -35,7 +35,7 @@ from longwatch.host.signals import SignalStream, catch_signals
 from longwatch.runtime.group_run import GroupRun
 from longwatch.runtime.health_checks import GroupHealth
 from longwatch.runtime.status_reporter import EventMetrics
-from longwatch.runtime.timeout_checks import Timeouts
+from longwatch.runtime.timeout_checks import TimeoutProblem, Timeouts
 
 
 class LoopGroup:
@@ -189,6 +189,13 @@ class LoopGroup:
                     )
                 finally:
                     self.health, self._draining = None, False
+
+    def timeout_problems(self, *, wait_time_seconds: float) -> list[TimeoutProblem]:
+        """The timeouts of a worker process that work but not as intended. Its parent renews the
+        leases.
+        """
+        timeouts = self._timeouts(visibility=1800, wait=wait_time_seconds)
+        return list(timeouts.problems(parent_renews=True))
 
     @property
     def _is_stopping(self) -> bool:

@@ -38,6 +38,8 @@ class GroupInfo:
     health_port: int | None
     shutdown_timeout: float
     watchdog_threshold: float | None
+    timeout_problems: tuple[tuple[str, str], ...] = ()
+    """Settings of the group that do not fit together, each with the reason and a value."""
 
 
 def split_import_path(import_path: str) -> tuple[str, str]:
@@ -53,12 +55,18 @@ def split_import_path(import_path: str) -> tuple[str, str]:
 
 
 def inspect_group(
-    import_path: str, *, cwd: Path, env: Mapping[str, str], identity: Identity | None = None
+    import_path: str,
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    identity: Identity | None = None,
+    timeout: float | None = None,
 ) -> GroupInfo:
     """Import the group as the user that will run it, and return its facts. Raises UsageError if
     that fails. The traceback of user code is a note of the error, which `--debug` shows.
     """
     split_import_path(import_path)
+    timeout = _IMPORT_TIMEOUT if timeout is None else timeout
     command = [sys.executable, "-m", WORKER_MODULE, "check", import_path]
     credentials = (
         {}
@@ -73,11 +81,11 @@ def inspect_group(
     }
     try:
         completed = subprocess.run(  # noqa: S603 - no shell
-            command, capture_output=True, timeout=_IMPORT_TIMEOUT, check=False, **options
+            command, capture_output=True, timeout=timeout, check=False, **options
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"{import_path!r}: importing it takes longer than {_IMPORT_TIMEOUT:g} s; start "
+            f"{import_path!r}: importing it takes longer than {timeout:g} s; start "
             f"nothing at import"
         ) from None
     except OSError as error:
@@ -92,7 +100,8 @@ def inspect_group(
         )
     if problem := info.get("problem"):
         raise _import_error(str(problem), str(info.get("traceback", "")))
-    return GroupInfo(**{**info, "loops": tuple(info["loops"])})
+    problems = tuple((setting, text) for setting, text in info.pop("timeout_problems", ()))
+    return GroupInfo(**{**info, "loops": tuple(info["loops"])}, timeout_problems=problems)
 
 
 def _parse_group_info(output: bytes) -> dict[str, Any] | None:

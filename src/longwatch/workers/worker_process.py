@@ -101,6 +101,7 @@ def group_info(group: LoopGroup) -> dict[str, object]:
             group.shutdown_timeout if limit is None else limit for limit in limits
         ),
         "watchdog_threshold": group.watchdog_threshold,
+        "timeout_problems": list(group.timeout_problems(wait_time_seconds=_poll_wait(group))),
     }
 
 
