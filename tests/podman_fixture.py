@@ -132,6 +132,15 @@ class PrivatePodman:
         """What `podman WORDS` prints."""
         return self._run(["podman", *words], self.env, stdin, check=check)
 
+    def succeeds(self, *words: str) -> bool:
+        """Whether `podman WORDS` exits with 0."""
+        return self._done(["podman", *words], self.env).returncode == 0
+
+    def logs(self, name: str) -> list[str]:
+        """The lines of a container so far, those of stdout and then those of stderr."""
+        done = self._done(["podman", "logs", name], self.env)
+        return (done.stdout + done.stderr).decode().splitlines()
+
     def docker(self, socket_path: Path, *words: str) -> str:
         """What `docker WORDS` prints, with the client of Docker on this socket."""
         return self._run(["docker", *words], {**self.env, "DOCKER_HOST": f"unix://{socket_path}"})
@@ -215,11 +224,17 @@ class PrivatePodman:
     def _run(
         command: list[str], env: Mapping[str, str], stdin: bytes = b"", *, check: bool = True
     ) -> str:
-        done = subprocess.run(
-            command, check=False, env=dict(env), input=stdin, capture_output=True, timeout=TIMEOUT
-        )
+        done = PrivatePodman._done(command, env, stdin)
         assert not check or done.returncode == 0, f"{command} failed: {done.stderr.decode()}"
         return done.stdout.decode().strip()
+
+    @staticmethod
+    def _done(
+        command: list[str], env: Mapping[str, str], stdin: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command, check=False, env=dict(env), input=stdin, capture_output=True, timeout=TIMEOUT
+        )
 
 
 @cache

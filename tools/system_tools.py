@@ -82,6 +82,12 @@ TOOLS = (
         "the completion of the command line in fish",
     ),
     SystemTool(
+        "systemd-analyze",
+        "systemd",
+        ("systemd-analyze", "--version"),
+        "the units of deploy/systemd as systemd reads them",
+    ),
+    SystemTool(
         "chromium",
         "chromium",
         ("chromium", "--version"),

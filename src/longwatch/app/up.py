@@ -64,7 +64,7 @@ def up(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object
             )
         ) as console:
             config_file.log_to(console)
-            return _supervise(planned, config_file, console, clock)
+            return _supervise(planned, config_file, console, clock, environ)
 
 
 def _supervise(
@@ -72,6 +72,7 @@ def _supervise(
     config_file: _ConfigFile,
     console: Console,
     clock: SystemClock,
+    environ: Mapping[str, str],
 ) -> int:
     supervisor = _make_supervisor(planned.values(), config_file, clock)
     config_file.attach(supervisor)
@@ -82,7 +83,10 @@ def _supervise(
     _delete_old_logs(config_file.loaded, planned)
     settings = masked_settings(config_file.loaded.settings)
     foreground = Foreground(supervisor, console, on_hangup=supervisor.request_reload)
-    with _serving_health(config_file, supervisor, clock):
+    with (
+        _serving_health(config_file, supervisor, clock),
+        _notifying_service_manager(supervisor, clock, environ),
+    ):
         return foreground.run(planned, settings)
 
 
@@ -104,6 +108,18 @@ def _serving_health(
     )
     block_signals()  # they are the main thread's business, not that of the threads of the server
     return health.serving(host=asked.metrics_host, port=asked.metrics_port)
+
+
+def _notifying_service_manager(
+    supervisor: Supervisor, clock: SystemClock, environ: Mapping[str, str]
+) -> AbstractContextManager[None]:
+    """Report to systemd within the block, if it has started this process."""
+    if not environ.get("NOTIFY_SOCKET"):
+        return nullcontext()
+    from longwatch.app.up_notify import notifying_service_manager  # noqa: PLC0415 - only below a service manager
+
+    block_signals()  # they are the main thread's business, not that of the supervisor's loop
+    return notifying_service_manager(supervisor, environ=environ, clock=clock)
 
 
 def _make_supervisor(
