@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint chaos bench wheel api reference docs constraints clean
+.PHONY: help setup demo test lint chaos bench wheel release api reference docs constraints clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench: wheel ## measure and record in bench/RESULTS.md; BENCH=startup runs one
 
 wheel: $(VENV)/.dev ## build wheel and sdist into dist/, install the wheel into build/wheel-env
 	@$(BIN)/python tools/check.py wheel
+
+release: $(VENV)/.dev ## build and check what to upload: metadata, contents, the quickstart in a new environment
+	@$(BIN)/python tools/release.py
 
 api: $(VENV)/.dev ## record the public names after a wanted change of the public surface
 	@$(BIN)/python tools/public_api.py > tests/unit/public_api.txt

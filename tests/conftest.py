@@ -42,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--chaos-seconds", type=float, default=4.0, help="how long a test marked chaos runs"
     )
+    group.addoption(
+        "--wheel-python",
+        type=Path,
+        help="the Python of another environment with the built wheel, for the acceptance tests",
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -84,8 +89,11 @@ def no_leaked_processes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def wheel_python() -> Path:
+def wheel_python(request: pytest.FixtureRequest) -> Path:
     """The interpreter of the environment that holds the built wheel and nothing else."""
+    other: Path | None = request.config.getoption("--wheel-python")
+    if other is not None:
+        return other
     if problem := wheel_env.stale_reason():
         pytest.fail(problem, pytrace=False)
     return wheel_env.PYTHON

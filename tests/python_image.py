@@ -68,7 +68,8 @@ def _build(podman: PrivatePodman, context: Path) -> None:
 def _download_wheels(folder: Path) -> None:
     words = ("download", "--quiet", "--disable-pip-version-check", "--dest", folder)
     constraints = ("--constraint", wheel_env.ROOT / "constraints.txt")
-    command = [sys.executable, "-m", "pip", *words, *constraints, wheel_env.built_wheel()]
+    command: list[str | Path] = [sys.executable, "-m", "pip", *words, *constraints]
+    command.append(wheel_env.built_wheel())
     subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT)
 
 

@@ -76,13 +76,14 @@ def main() -> None:
         print("the wheel is installed and current")
         return
     before = fingerprint()
-    _build()
-    _install()
+    build()
+    install(ENVIRONMENT)
     _STAMP.write_text(before, encoding="utf-8")
     print(f"{built_wheel().name} is installed in {ENVIRONMENT.relative_to(ROOT)}")
 
 
-def _build() -> None:
+def build() -> None:
+    """Build wheel and sdist into dist/, which then has nothing else."""
     shutil.rmtree(DIST, ignore_errors=True)
     # Both from the tree, not the wheel from the sdist: a test compares the two ways.
     _quietly(
@@ -98,11 +99,17 @@ def _build() -> None:
     )
 
 
-def _install() -> None:
-    """A new environment every time, so that nothing of an older version stays behind."""
-    _quietly(sys.executable, "-m", "venv", "--clear", ENVIRONMENT)
-    pip = (PYTHON, "-m", "pip", "--disable-pip-version-check")
-    _quietly(*pip, "install", "--constraint", ROOT / "constraints.txt", built_wheel())
+def install(environment: Path, *, extras: str = "") -> Path:
+    """Install the wheel, with extras such as `[all]`, into a new environment. Returns its Python.
+    It is new every time, so that nothing of an older version stays behind.
+    """
+    _quietly(sys.executable, "-m", "venv", "--clear", environment)
+    python = environment / "bin" / "python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check")
+    constraints = ("--constraint", ROOT / "constraints.txt")
+    _quietly(*pip, "install", *constraints, f"{built_wheel()}{extras}")
+    _quietly(*pip, "check")
+    return python
 
 
 def _quietly(*command: str | Path) -> None:
