@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shlex
 import signal
 import subprocess
@@ -114,8 +113,10 @@ def test_another_shell_sees_it_and_stops_it(shell: Shell) -> None:
             stdout=subprocess.PIPE,
         ) as follower:
             assert follower.stdout is not None
-            assert select.select([follower.stdout], [], [], 30.0)[0]
-            follower.send_signal(signal.SIGINT)
+            try:
+                assert b"Serving HTTP" in follower.stdout.readline()
+            finally:
+                follower.send_signal(signal.SIGINT)
         assert 0 == shell.run(down).returncode
         run.wait()
 
