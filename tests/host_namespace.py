@@ -62,7 +62,7 @@ class Host:
                 cwd=self.folder,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
             )
 
@@ -71,6 +71,11 @@ class Host:
         assert self._program is not None
         [init] = psutil.Process(self._program.pid).children()
         os.kill(init.pid, signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until the program has ended by itself; its exit code."""
+        assert self._program is not None
         return self._program.wait(TIMEOUT)
 
     def power_off(self) -> None:

@@ -1,7 +1,7 @@
 """The image of deploy/docker, built by the private Podman without a registry.
 
 Its base is the Python of this test run, with its standard library, its shared libraries, pip and a
-busybox. Its wheels are the built wheel and what that needs.
+busybox. Its wheels are the built wheel and what that needs with the extra `runner`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RECIPE = wheel_env.ROOT / "deploy" / "docker"
 IMAGE = "localhost/longwatch:1"
 BUILD_TIMEOUT = 300.0
 _BASE = "localhost/python:1"
+_EXTRA = "runner"
 _COMMANDS = ("sh", "mkdir", "chmod", "chown", "sleep", "id", "stat")
 _LEFT_OUT = {
     *("test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data"),
@@ -51,7 +52,7 @@ def podman_with_image() -> PrivatePodman:
 def _build(podman: PrivatePodman, context: Path) -> None:
     """Build as the recipe says. Of the formats only that of Docker has health checks."""
     options = ["--format=docker", "--layers=false", "--network=none", "--quiet"]
-    arguments = [f"--build-arg=BASE={_BASE}", "--build-arg=EXTRAS="]
+    arguments = [f"--build-arg=BASE={_BASE}", f"--build-arg=EXTRAS={_EXTRA}"]
     command = ["podman", "build", *options, *arguments, f"--tag={IMAGE}", str(context)]
     done = subprocess.run(
         command,
@@ -69,7 +70,7 @@ def _download_wheels(folder: Path) -> None:
     words = ("download", "--quiet", "--disable-pip-version-check", "--dest", folder)
     constraints = ("--constraint", wheel_env.ROOT / "constraints.txt")
     command: list[str | Path] = [sys.executable, "-m", "pip", *words, *constraints]
-    command.append(wheel_env.built_wheel())
+    command.append(f"{wheel_env.built_wheel()}[{_EXTRA}]")
     subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT)
 
 

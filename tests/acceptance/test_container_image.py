@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,9 @@ def test_the_health_check_passes_while_the_program_is_up_and_fails_while_it_is_n
     assert not podman.succeeds("healthcheck", "run", bad)
 
 
-def workers_container() -> dict[str, Any]:
-    deployment, _ = yaml.safe_load_all((MANIFESTS / "workers.yaml").read_text())
+def only_container(manifest: str) -> dict[str, Any]:
+    """The container of the first pod in this manifest."""
+    deployment, _ = yaml.safe_load_all((MANIFESTS / manifest).read_text())
     [found] = deployment["spec"]["template"]["spec"]["containers"]
     container: dict[str, Any] = found
     return container
@@ -121,6 +123,7 @@ def pod_options(container: dict[str, Any]) -> tuple[str, ...]:
     mounts = [
         f"--mount=type=tmpfs,destination={mount['mountPath']},tmpfs-mode=0777"
         for mount in container["volumeMounts"]
+        if not mount.get("readOnly")
     ]
     given = [
         f"--env={each['name']}={each['value']}" for each in container["env"] if "value" in each
@@ -129,12 +132,16 @@ def pod_options(container: dict[str, Any]) -> tuple[str, ...]:
     return (*hardened, "--security-opt=no-new-privileges", *mounts, *given)
 
 
+def passes(podman: PrivatePodman, name: str, probe: dict[str, Any]) -> bool:
+    return podman.succeeds("exec", name, "python", "-c", ASK, probe["httpGet"]["path"])
+
+
 def test_the_container_of_the_manifest_works_on_messages_with_a_read_only_root(
     podman: PrivatePodman, tmp_path: Path
 ) -> None:
     (tmp_path / "app.py").write_text(GROUP)
     tmp_path.chmod(0o755)
-    container = workers_container()
+    container = only_container("workers.yaml")
     options = (
         *pod_options(container),
         f"--volume={tmp_path}:/app:ro",
@@ -143,12 +150,33 @@ def test_the_container_of_the_manifest_works_on_messages_with_a_read_only_root(
     )
     name = start(podman, *container["args"], options=options)
     longwatch = ("exec", name, "longwatch")
-    probes = [
-        container[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")
-    ]
-    asks = [("exec", name, "python", "-c", ASK, probe["path"]) for probe in probes]
-    assert eventually(lambda: all(podman.succeeds(*ask) for ask in asks))
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert eventually(partial(passes, podman, name, container[probe])), podman.logs(name)
     podman.run(*longwatch, "mailbox", "send", "jobs", '"sunset"')
     assert eventually(lambda: "SUNSET" in podman.run(*longwatch, "mailbox", "peek", "done"))
+    podman.run("stop", "--time", "40", name)
+    assert 0 == exit_code(podman, name)
+
+
+def test_the_runner_of_the_manifest_lives_with_a_read_only_root_and_keeps_its_state(
+    podman: PrivatePodman, tmp_path: Path
+) -> None:
+    """It is not ready: nothing here has the name of its source."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "agent.py").touch()
+    (tmp_path / "token").write_text("secret")
+    container = only_container("runner.yaml")
+    options = (
+        *pod_options(container),
+        f"--volume={MANIFESTS}:/etc/longwatch:ro",
+        f"--volume={tmp_path}:/app:ro",
+        f"--volume={tmp_path}:/var/run/secrets/longwatch:ro",
+        "--env=LONGWATCH_RUNNER_STORE_URL=sqlite:////tmp/runner.db",
+    )
+    name = start(podman, *container["args"], options=options)
+    for probe in ("startupProbe", "livenessProbe"):
+        assert eventually(partial(passes, podman, name, container[probe])), podman.logs(name)
+    assert not passes(podman, name, container["readinessProbe"])
+    assert "10001 700" == podman.run("exec", name, "stat", "-c", "%u %a", "/data/state")
     podman.run("stop", "--time", "40", name)
     assert 0 == exit_code(podman, name)
