@@ -1,7 +1,7 @@
 """Hooks of mkdocs: the index of the docs is the navigation, files outside docs become pages.
 
 The same Markdown works in the repository and on the site: a link such as `../CHANGELOG.md` leads to
-a page that is made of that file.
+a page that is made of that file, and a link to a directory to a list of its files.
 """
 
 from __future__ import annotations
@@ -91,32 +91,45 @@ def _site_path(path: Path) -> str:
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
+    if path.is_dir():
+        return f"{OUTSIDE}/{name}/index.md"
     return f"{OUTSIDE}/{name}" if path.suffix == ".md" else f"{OUTSIDE}/{name}.md"
 
 
 def _target(source: Path, link: str) -> Path | None:
-    """The file of the repository to which a link leads; None if it leads elsewhere."""
+    """The file or directory of the repository to which a link leads; None if it leads elsewhere."""
     if _SCHEME.match(link):
         return None
     path = (source.parent / link).resolve()
-    return path if path.is_relative_to(ROOT) and path.is_file() else None
+    return path if path.is_relative_to(ROOT) and path.exists() else None
 
 
 def _outside_links(path: Path) -> Iterator[Path]:
-    if path.suffix == ".md":
+    if path.is_dir():
+        yield from _entries(path)
+    elif path.suffix == ".md":
         for link in _LINK.finditer(_FENCED.sub("", path.read_text(encoding="utf-8"))):
             target = _target(path, link[2])
             if target is not None and not target.is_relative_to(DOCS):
                 yield target
 
 
+def _entries(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if not path.name.startswith((".", "__")))
+
+
 def _page_text(path: Path) -> str:
-    """The Markdown of the page: that of the file, or the file as a block of code."""
+    """The Markdown of the page: that of the file, the file as a block of code, or the list of a
+    directory.
+    """
+    name = path.relative_to(ROOT).as_posix()
+    if path.is_dir():
+        links = "\n".join(f"- [{entry.name}]({entry.name})" for entry in _entries(path))
+        return f"# {name}\n\n{links}\n"
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return text
-    language = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml"}
-    name = path.relative_to(ROOT).as_posix()
+    language = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
     return f"# {name}\n\n````{language.get(path.suffix, 'text')}\n{text}````\n"
 
 
