@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No status page beside each `longwatch up` of a test; the tests of the page set their own port.
+os.environ.setdefault("LONGWATCH_PAGE_PORT", "off")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,253 @@
+"""What views know: the supervisors of a state directory, their events and logs, and the stores."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from longwatch.app import control
+from longwatch.app.log_reader import program_logs
+from longwatch.core.error_text import os_reason
+from longwatch.core.sanitize import terminal_line
+from longwatch.errors import LongwatchError
+from longwatch.page.history import EventHistory
+from longwatch.page.stores import StoreCatalog
+from longwatch.page.view import NotFoundError
+
+T = TypeVar("T")
+JsonObject = dict[str, Any]
+
+STATUS_TIMEOUT = 3.0
+"""Seconds to wait for the answer of a supervisor."""
+FRESH_SECONDS = 0.2
+"""Seconds for which an answer of a supervisor serves all views."""
+WORKERS_FRESH_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+"""Seconds between two attempts to reach a supervisor that does not answer."""
+MAX_TAIL_BYTES = 512 * 1024
+"""How much of a log is read, however large it is."""
+MAX_LINE_BYTES = 4096
+MAX_STACK_LINES = 4000
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)
+_ANSI = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlView:
+    """What the supervisors answered last. With `error` they do not answer: the rest is what they
+    answered before, at `at`, and `failed_since` is when that ended.
+    """
+
+    supervisors: list[JsonObject] = field(default_factory=list)
+    programs: list[JsonObject] = field(default_factory=list)
+    at: float = 0.0
+    error: str = ""
+    failed_since: float = 0.0
+
+    def program(self, name: str) -> JsonObject:
+        """The program of this name. Raises NotFoundError if there is none."""
+        for program in self.programs:
+            if program["name"] == name:
+                return program
+        raise NotFoundError(f"there is no program {name}")
+
+
+class ControlSource:
+    """Asks the supervisors of a state directory. Thread-safe; callers at the same time share one
+    request.
+    """
+
+    def __init__(self, state: Path | None) -> None:
+        self.state = state
+        self._status = _Cached(self._ask_status, ControlView(), FRESH_SECONDS)
+        no_workers: tuple[JsonObject, ...] = ()
+        self._workers = _Cached(self._ask_workers, no_workers, WORKERS_FRESH_SECONDS)
+
+    def status(self) -> ControlView:
+        """The supervisors and their programs. Blocks for `STATUS_TIMEOUT` at most."""
+        return self._status.get()
+
+    def workers(self) -> tuple[JsonObject, ...]:
+        """The worker processes, as the control command `workers` answers."""
+        return self._workers.get()
+
+    def request(self, command: str, program: str, *, timeout: float) -> JsonObject:
+        """Request an action on one program. Raises the LongwatchError of a refusal."""
+        if self.state is None:
+            raise NotFoundError("this page has no state directory")
+        return control.request(self.state, command, [program], response_timeout=timeout)
+
+    def forget(self) -> None:
+        """Ask again at the next call, because something was changed."""
+        self._status.expire()
+
+    def _ask_status(self, last: ControlView) -> ControlView:
+        if self.state is None:
+            return last
+        try:
+            answer = control.request(self.state, "status", response_timeout=STATUS_TIMEOUT)
+        except LongwatchError as error:
+            since = last.failed_since or time.time()
+            return replace(last, error=str(error), failed_since=since)
+        return ControlView(
+            supervisors=answer.get("supervisors", []),
+            programs=answer.get("programs", []),
+            at=time.time(),
+        )
+
+    def _ask_workers(self, _: tuple[JsonObject, ...]) -> tuple[JsonObject, ...]:
+        if self.state is None:
+            return ()
+        try:
+            answer = control.request(self.state, "workers", response_timeout=STATUS_TIMEOUT)
+        except LongwatchError:
+            return ()
+        return tuple(answer.get("workers", ()))
+
+
+class _Cached(Generic[T]):
+    """A value that one caller at a time renews when it is older than `fresh` seconds."""
+
+    def __init__(self, renew: Callable[[T], T], initial: T, fresh: float) -> None:
+        self._renew = renew
+        self._value = initial
+        self._fresh = fresh
+        self._lock = threading.Lock()
+        self._expires = 0.0
+
+    def get(self) -> T:
+        with self._lock:
+            if time.monotonic() >= self._expires:
+                self._value = self._renew(self._value)
+                failed = getattr(self._value, "error", "")
+                self._expires = time.monotonic() + (RETRY_SECONDS if failed else self._fresh)
+            return self._value
+
+    def expire(self) -> None:
+        self._expires = 0.0
+
+
+class LogSource:
+    """The ends of the logs of programs, and the saved stacks. Reads a bounded part of each file."""
+
+    def __init__(self, state: Path | None) -> None:
+        self._state = state
+
+    def names(self) -> list[str]:
+        """The programs that have a log."""
+        return [] if self._state is None else list(program_logs(self._state))
+
+    def tail(self, name: str, lines: int) -> LogEnd:
+        """The last lines of the log of a program. Raises NotFoundError if it has none."""
+        path = {} if self._state is None else program_logs(self._state)
+        if name not in path:
+            raise NotFoundError(f"there is no log of program {name}")
+        return read_end(path[name], lines)
+
+    def stacks(self, name: str) -> LogEnd:
+        """The end of a file of saved stacks. Raises NotFoundError if there is none."""
+        path = self._stacks_path(name)
+        if path is None:
+            raise NotFoundError(f"there is no file of stacks {name}")
+        return read_end(path, MAX_STACK_LINES)
+
+    def stack_files(self, program: str = "") -> list[SavedStacks]:
+        """The files of saved stacks that are not empty, newest first."""
+        if self._state is None:
+            return []
+        found = []
+        with suppress(OSError), os.scandir(self._state / "crashes") as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    facts = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(facts.st_mode) and facts.st_size:
+                        found.append(SavedStacks(entry.name, facts.st_mtime, facts.st_size))
+        found.sort(key=lambda each: each.moment, reverse=True)
+        return [each for each in found if not program or each.is_of(program)]
+
+    def _stacks_path(self, name: str) -> Path | None:
+        """The path of a file in the directory of stacks; None for any other name."""
+        if self._state is None or not _FILE_NAME.fullmatch(name):
+            return None
+        path = self._state / "crashes" / name
+        with suppress(OSError):
+            if stat.S_ISREG(path.lstat().st_mode):
+                return path
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStacks:
+    """A file of saved stacks."""
+
+    name: str
+    moment: float
+    size: int
+
+    def is_of(self, program: str) -> bool:
+        """Whether the file is of a process of this program."""
+        return self.name.startswith(f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', program)[:64]}-")
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The last lines of a file, without control sequences. `size`: bytes of the whole file."""
+
+    lines: list[str]
+    size: int
+    cut: bool
+    """Whether the file has more before them."""
+
+
+def read_end(path: Path, lines: int) -> LogEnd:
+    """The last lines of a regular file, from its last blocks. Raises NotFoundError if it cannot be
+    read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise NotFoundError(f"{path.name} cannot be read ({os_reason(error)})") from None
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise NotFoundError(f"{path.name} is no regular file")
+        begin = max(facts.st_size - MAX_TAIL_BYTES, 0)
+        data = os.pread(descriptor, MAX_TAIL_BYTES, begin)
+    finally:
+        os.close(descriptor)
+    found = data.removesuffix(b"\n").split(b"\n") if data else []
+    if begin and len(found) > 1:
+        found = found[1:]  # the end of a line that began before
+    shown = [plain_line(line) for line in found[-lines:]]
+    return LogEnd(shown, facts.st_size, cut=bool(begin) or len(found) > lines)
+
+
+def plain_line(line: bytes) -> str:
+    """A line that a program wrote, as a page may show it: no colours, control characters escaped,
+    not too long.
+    """
+    text = _ANSI.sub("", terminal_line(line[:MAX_LINE_BYTES]).decode(errors="replace"))
+    return text + (" …" if len(line) > MAX_LINE_BYTES else "")
+
+
+class PageData:
+    """What views know. Its methods may block for a while, and are called in the pool."""
+
+    def __init__(self, state: Path | None, stores: StoreCatalog) -> None:
+        self.state = state
+        self.control = ControlSource(state)
+        self.events = EventHistory(state)
+        self.stores = stores
+        self.logs = LogSource(state)
+
+    def close(self) -> None:
+        self.events.close()
+        self.stores.close()
