@@ -6,6 +6,7 @@ the logs.
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ from longwatch import __version__
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
 from longwatch.app.containers import AppContainers
 from longwatch.app.foreground import Foreground, block_signals
+from longwatch.app.page_plan import PageLinkPrinter, plan_page
 from longwatch.app.plans import make_plans
 from longwatch.app.startup_checks import busy_port_faults
 from longwatch.app.worker_report import RUNNER_STORE, WORKERS_COMMAND, worker_report
 from longwatch.config.discovery import LoadedConfig, load_config
-from longwatch.config.settings import RUNNER_PROGRAM, masked_settings
+from longwatch.config.settings import PAGE_PROGRAM, RUNNER_PROGRAM, masked_settings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
+from longwatch.core.events.page import PageNotPlanned
 from longwatch.errors import ConfigError, Fault, UsageError
 from longwatch.observe.event_log import Record
 from longwatch.observe.logfile import SUPERVISOR_LOG
@@ -167,12 +170,20 @@ class _ConfigFile:
         self._containers = AppContainers(environ=environ, events=self.events)
         self._file_plans: dict[str, ProgramPlan] = {}
         """The plans of the file, without the agents of its registry."""
+        self._page_problem: PageNotPlanned | None = None
 
     def log_to(self, console: Console) -> None:
         """Emit all events to this console from now on."""
         self._console = console
         self.events.subscribe(console.log)
+        if self.loaded.state_dir is not None and os.isatty(2):
+            self.events.subscribe(PageLinkPrinter(self.loaded.state_dir, console.err.write))
+        self._report_page()
         self._containers.report()
+
+    def _report_page(self) -> None:
+        if self._page_problem is not None:
+            self.events.emit(self._page_problem)
 
     def reload(self) -> Iterable[ProgramPlan]:
         """Read the file again and return its plans. Raises ConfigError, and then
@@ -184,6 +195,7 @@ class _ConfigFile:
         planned = self.plans(loaded)
         self.open_logs(planned.values())
         self.loaded = loaded
+        self._report_page()
         self.on_reload()
         return planned.values()
 
@@ -205,6 +217,10 @@ class _ConfigFile:
             connect=self._connected,
         )
         self._containers.configure(loaded)
+        page, not_planned = plan_page(loaded, self._environ, taken=_taken_names(loaded, planned))
+        if page is not None:
+            planned[page.name] = page
+        self._page_problem = not_planned
         self._file_plans = planned
         return {**planned, **self._containers.agents(taken={*planned})}
 
@@ -296,6 +312,7 @@ class _ConfigFile:
             *settings.container,
             *(each for name, worker in settings.worker.items() for each in worker.names(name)),
             *([RUNNER_PROGRAM] if settings.runner is not None else ()),
+            *([PAGE_PROGRAM] if PAGE_PROGRAM in self._file_plans else ()),
         ]
         widest = min(max(map(len, names)), _MAX_TAG_WIDTH)
         assert self._console is not None
@@ -316,6 +333,11 @@ class _ConfigFile:
             return (self.loaded.state_dir / "logs" / f"{name}.log").stat().st_mtime
         except (AssertionError, OSError):
             return time.time()
+
+
+def _taken_names(loaded: LoadedConfig, planned: Collection[str]) -> set[str]:
+    """The names of programs, and of workers, which stand for their processes."""
+    return {*planned, *loaded.settings.taken_names}
 
 
 def _fixed_setting_faults(present: LoadedConfig, found: LoadedConfig) -> Iterator[Fault]:

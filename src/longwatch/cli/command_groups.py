@@ -44,6 +44,7 @@ HELP_GROUPS: Mapping[str, tuple[str, ...]] = {
         "reload",
         "logs",
         "events",
+        "page",
         "db",
         "completion",
     ),

@@ -36,6 +36,7 @@ from longwatch.cli.completion import completion
 from longwatch.cli.doctor import doctor
 from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
+from longwatch.cli.page import page
 from longwatch.cli.run import run
 from longwatch.cli.top import top
 from longwatch.cli.up import up
@@ -60,6 +61,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     worker,
     *programs.COMMANDS,
     top,
+    page,
     init,
     check,
     doctor,
@@ -107,6 +109,7 @@ def root(
         "worker",
         "flow",
         "runner",
+        "page",
     }:  # which unblock them when their handlers are installed
         unblock_signals()
     if context.invoked_subcommand is None:

@@ -36,7 +36,12 @@ from longwatch.config.settings_reader import (
     inspect_settings,
     toml_key,
 )
-from longwatch.config.tables import DEFAULT_HEALTH_PORT, HealthSettings, LogFileSettings
+from longwatch.config.tables import (
+    DEFAULT_HEALTH_PORT,
+    HealthSettings,
+    LogFileSettings,
+    PageSettings,
+)
 from longwatch.config.tomlfile import read_toml
 from longwatch.config.value_checks import TRUE_WORDS
 from longwatch.core.end_cause import EndCause
@@ -58,6 +63,8 @@ _REQUIRED_KEYS = ("command", "image", "target")
 
 RUNNER_PROGRAM = "runner"
 """The name of the program that is the runner."""
+PAGE_PROGRAM = "page"
+"""The name of the program that is the status page. A program of the file may have it instead."""
 
 
 class LogSettings(LogFileSettings, frozen=True, kw_only=True):
@@ -119,6 +126,7 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
     """The containers that it keeps up, by name."""
     runner: RunnerSettings | None = None
     """The runner, which it keeps up as one program; not set: there is none."""
+    page: PageSettings = PageSettings()
 
     @property
     def state_path(self) -> Path | None:
@@ -383,7 +391,9 @@ def flag_name(path: str) -> str:
     """The flag of a setting: `run.health.port` is `--health-port`, `run.health.enabled` is
     `--health`.
     """
-    own = path.removeprefix("run.").removeprefix("supervisor.").removeprefix("runner.")
+    own = path
+    for table in ("run.", "supervisor.", "runner.", "page."):
+        own = own.removeprefix(table)
     return "--" + own.removesuffix(".enabled").replace(".", "-").replace("_", "-")
 
 
@@ -423,6 +433,7 @@ VARIABLES = (
     EnvironmentVariable(name="DEBUG", path="run.log.level", parse=_parse_debug),
     EnvironmentVariable(name="DEBUG", path="supervisor.log.level", parse=_parse_debug),
     EnvironmentVariable(name="LONGWATCH_STATE_DIR", path="state_dir"),
+    EnvironmentVariable(name="LONGWATCH_PAGE_PORT", path="page.port"),
     EnvironmentVariable(name=RUNTIME_VARIABLE, path="containers.runtime", parse=parse_runtime),
     *RUNNER_VARIABLES,
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from longwatch.config.fields import (
     Command,
@@ -16,6 +17,7 @@ from longwatch.config.fields import (
     Seconds,
     SettingsTable,
     Size,
+    Text,
     UrlPath,
     argv,
     byte_count,
@@ -30,6 +32,7 @@ HealthKind = Literal["http", "tcp", "exec", "heartbeat"]
 ProbeMethod = Literal["http", "tcp", "exec", "script", "heartbeat"]
 
 _HEALTH_PATH = "/health"
+_HOST_NAME = re.compile(r"[A-Za-z0-9.-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 _PROBE_INTERVAL = 1.0
 _SETTLED_INTERVAL = 10.0
 _FAILURE_THRESHOLD = 5
@@ -321,3 +324,24 @@ class OutputSettings(LogFileSettings, frozen=True, kw_only=True):
 
     console: bool = True
     """False: the output goes only to its file."""
+
+
+class PageSettings(SettingsTable, frozen=True, kw_only=True):
+    """`[page]`: the status page, which `longwatch up` keeps up beside its programs."""
+
+    port: Port | Literal["off"] | None = None
+    """The port of the page (environment: LONGWATCH_PAGE_PORT). Not set: 8087, or the next free port
+    up to 8097. "off": there is no page.
+    """
+    host: Text = "127.0.0.1"
+    """The address of that port."""
+    allowed_hosts: list[Text] = field(default_factory=list)
+    """The names of hosts by which browsers may reach it, beside those of the loopback interface."""
+    stores: list[Text] = field(default_factory=list)
+    """The URLs of stores that it shows beside those of the workers and the runner."""
+
+    def faults(self) -> Iterator[Fault]:
+        for place, host in enumerate(self.allowed_hosts):
+            if not _HOST_NAME.fullmatch(host):
+                cure = 'write a name or an address alone, such as "status.example.org"'
+                yield Fault(f"allowed_hosts[{place}]", f"is {host!r}, which names no host", cure)

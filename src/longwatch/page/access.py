@@ -1,4 +1,4 @@
-"""Decides who may see the page and who may act. Pure: no server, no files but the token's.
+"""Decides who may see the page and who may act. Pure: no server and no files.
 
 The decisions, in their order:
 
@@ -14,27 +14,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import secrets
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from longwatch.core.error_text import os_reason
-from longwatch.errors import UsageError
-
-TOKEN_FILE = "page.token"  # noqa: S105 - the name of a file
-TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a parameter
 ACTION_FIELD = "action_token"
 STATIC_PREFIX = "/static/"
 _LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _READING_METHODS = frozenset({"GET", "HEAD"})
-_MIN_TOKEN_CHARS = 16
-_MAX_TOKEN_BYTES = 256
 
 
 class AccessDecision(Enum):
@@ -170,54 +159,6 @@ def access_request(method: str, path: str, headers: Mapping[str, str]) -> Access
         fetch_dest=headers.get("Sec-Fetch-Dest", ""),
         authorization=headers.get("Authorization", ""),
     )
-
-
-def page_token(state: Path | None) -> str:
-    """The token of the state directory; the first caller creates it. Without a directory a new one.
-
-    Raises UsageError if the file cannot be used, or if other users can read it.
-    """
-    if state is None:
-        return secrets.token_urlsafe(24)
-    path = state / TOKEN_FILE
-    try:
-        with suppress(FileExistsError):
-            _create_token(path)
-        return _read_token(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot use {path} ({os_reason(error)}); run as the user that owns the directory, or "
-            "give --state-dir"
-        ) from None
-
-
-def _create_token(path: Path) -> None:
-    """Write a new token. The file appears with its content, so that no reader sees it empty."""
-    half = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, f"{secrets.token_urlsafe(24)}\n".encode())
-        os.link(half, path)
-    finally:
-        os.close(descriptor)
-        half.unlink()
-
-
-def _read_token(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(descriptor).st_mode & 0o077
-        token = os.read(descriptor, _MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
-    finally:
-        os.close(descriptor)
-    if mode:
-        raise UsageError(
-            f"{path} can be used by other users (mode {mode:o} for them); `rm` it, so that the "
-            "page makes a new token"
-        )
-    if len(token) < _MIN_TOKEN_CHARS or not token.isprintable() or " " in token:
-        raise UsageError(f"{path} holds no token; `rm` it, so that the page makes a new one")
-    return token
 
 
 def _is_same(given: str, expected: str) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 
+from longwatch.app.page_plan import TOKEN_PARAMETER
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
@@ -24,7 +25,6 @@ from longwatch.host.background_thread import BackgroundThread
 from longwatch.page.access import (
     ACTION_FIELD,
     STATIC_PREFIX,
-    TOKEN_PARAMETER,
     AccessDecision,
     AccessPolicy,
     access_request,
@@ -58,6 +58,8 @@ POOL_SIZE = 6
 STOP_TIMEOUT = 0.5
 _MAX_NOTICES = 100
 _COOKIE_SECONDS = 30 * 86_400
+_COOKIE_PREFIX = "longwatch_page_"
+"""The name of the cookie, before the port: browsers send cookies of a host to all its ports."""
 _STATIC_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -87,7 +89,7 @@ class Notice:
 
 
 class PageServer:
-    """Serves the page on one event loop. `cookie` is the name of the cookie.
+    """Serves the page on one event loop.
 
     `start` binds the socket and `stop` closes everything within `STOP_TIMEOUT`.
     """
@@ -101,7 +103,6 @@ class PageServer:
         actions: Sequence[Action],
         clock: Clock,
         events: Events,
-        cookie: str = "longwatch_page",
     ) -> None:
         self._data = data
         self._policy = policy
@@ -109,7 +110,7 @@ class PageServer:
         self._actions = actions
         self._clock = clock
         self._events = events
-        self._cookie = cookie
+        self._cookie = ""
         self._pool = ThreadPool(POOL_SIZE, name="page-view")
         self._renderer = PageRenderer(
             action_token=policy.action_token,
@@ -143,6 +144,8 @@ class PageServer:
             await runner.cleanup()
             raise
         self._runner = runner
+        port = int(runner.addresses[0][1])
+        self._cookie = f"{_COOKIE_PREFIX}{port}"
         self._pool.start()
         loop = asyncio.get_running_loop()
         self._following = BackgroundThread(
@@ -150,7 +153,7 @@ class PageServer:
         )
         self._following.start()
         self._ticking = loop.create_task(self._tick())
-        return int(runner.addresses[0][1])
+        return port
 
     async def stop(self) -> None:
         """End all streams and close the socket. Idempotent. Threads that are busy go on alone."""

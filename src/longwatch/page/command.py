@@ -1,0 +1,152 @@
+"""`longwatch page`: the status page as a process, alone or as a program of `longwatch up`.
+
+In order: open the logs, bind the port, publish the address, serve until a signal. A second signal
+is not needed: the stop takes less than a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from longwatch.app.console import Console, fill_standard_streams
+from longwatch.app.page_plan import (
+    DEFAULT_PORT,
+    LAST_PORT,
+    link_to,
+    page_token,
+    publish_address,
+)
+from longwatch.config.settings import PAGE_PROGRAM, LogSettings
+from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.error_text import os_reason
+from longwatch.core.events.base import Events
+from longwatch.core.events.page import PageStarted, PageStopped
+from longwatch.errors import TryAgainError, UsageError
+from longwatch.host.sdnotify import SdNotifier
+from longwatch.page.access import make_policy
+from longwatch.page.data import PageData
+from longwatch.page.routes import ACTIONS, ROUTES
+from longwatch.page.server import PageServer
+from longwatch.page.stores import StoreCatalog
+
+BEAT_INTERVAL = 5.0
+LINK_COMMAND = "longwatch page --link"
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_ANY_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - shown, not bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOptions:
+    """What `longwatch page` shows, and where. Without a `port` the first free one of a few."""
+
+    state: Path | None
+    stores: Sequence[Mapping[str, str]] = ()
+    """Stores as `{"url": …, "kind": …}`; the kind may be missing."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    allowed_hosts: Sequence[str] = ()
+    log: LogSettings = field(default_factory=LogSettings)
+
+
+def run_page(options: PageOptions, environ: Mapping[str, str]) -> int:
+    """Serve the page until a signal; returns the exit code."""
+    fill_standard_streams()
+    clock = SystemClock()
+    is_supervised = bool(environ.get("NOTIFY_SOCKET"))
+    # A supervisor has our output in its files already.
+    kept = None if is_supervised else options.state
+    with closing(
+        Console(
+            options.log,
+            state=kept,
+            clock=clock,
+            environ=environ,
+            program="" if kept is None else PAGE_PROGRAM,
+        )
+    ) as console:
+        console.redirect_logging()
+        events = Events(console.log)
+        token = page_token(options.state)
+        asyncio.run(_serve(options, token, clock, events, SdNotifier.from_environment(environ)))
+        console.flush()
+    return 0
+
+
+async def _serve(
+    options: PageOptions, token: str, clock: Clock, events: Events, notifier: SdNotifier
+) -> None:
+    began = time.monotonic()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in _STOP_SIGNALS:
+        if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN:
+            loop.add_signal_handler(signum, stopping.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+    server = _make_server(options, token, clock, events)
+    address = _address(options.host, await _listen(server, options))
+    published = None if options.state is None else publish_address(options.state, address)
+    try:
+        events.emit(PageStarted(address=address, link_command=LINK_COMMAND))
+        if os.isatty(2):
+            sys.stderr.write(f"status page: {link_to(address, token)}\n")
+        notifier.ready(f"serves {address}")
+        while not stopping.is_set():
+            notifier.beat()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_INTERVAL):
+                    await stopping.wait()
+        notifier.stopping()
+    finally:
+        if published is not None:
+            os.close(published)
+        await server.stop()
+    events.emit(PageStopped(lasted=time.monotonic() - began))
+
+
+def _make_server(options: PageOptions, token: str, clock: Clock, events: Events) -> PageServer:
+    catalog = StoreCatalog()
+    catalog.update(options.stores)
+    return PageServer(
+        PageData(options.state, catalog),
+        make_policy(token, bind=options.host, allowed_hosts=options.allowed_hosts),
+        routes=ROUTES,
+        actions=ACTIONS,
+        clock=clock,
+        events=events,
+    )
+
+
+async def _listen(server: PageServer, options: PageOptions) -> int:
+    """Start the server; returns its port. Raises TryAgainError if every port is in use."""
+    chosen = options.port
+    ports = range(DEFAULT_PORT, LAST_PORT + 1) if chosen is None else [chosen]
+    for port in ports:
+        try:
+            return await server.start(options.host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UsageError(
+                    f"the status page cannot listen on {options.host} port {port} "
+                    f"({os_reason(error)}); give another --host or --port, or correct [page]"
+                ) from None
+    tried = (
+        f"port {chosen} is" if chosen is not None else f"ports {DEFAULT_PORT} to {LAST_PORT} are"
+    )
+    raise TryAgainError(
+        f"{tried} in use on {options.host}; give the status page another with --port, or with port "
+        "of [page]"
+    )
+
+
+def _address(host: str, port: int) -> str:
+    shown = _ANY_ADDRESSES.get(host, host)
+    return f"http://[{shown}]:{port}/" if ":" in shown else f"http://{shown}:{port}/"
