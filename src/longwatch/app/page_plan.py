@@ -32,6 +32,7 @@ from longwatch.host.process import ProcessSpec, StopPolicy
 from longwatch.supervisor.dependencies import Readiness
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan, child_environment
 from longwatch.supervisor.probes import NO_PROBES, HeartbeatProbe, ProbePolicy, ProbeSet
+from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 
 EXTRA = "page"
 DEFAULT_PORT = 8087
@@ -88,6 +89,7 @@ def plan_page(
             env=child_environment(environ, own),
             cwd=str(loaded.base_dir),
         ),
+        restart=RestartPolicy(restart=Restart.ALWAYS),
         stop=StopPolicy(grace=_STOP_GRACE),
         probes=ProbeSet(liveness=ProbePolicy(probe=HeartbeatProbe()))
         if loaded.settings.supervisor.health_checks

@@ -7,7 +7,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ STATUS_TIMEOUT = 3.0
 FRESH_SECONDS = 0.2
 """Seconds for which an answer of a supervisor serves all views."""
 WORKERS_FRESH_SECONDS = 1.0
+USAGE_FRESH_SECONDS = 4.0
+MAX_USAGE_SAMPLES = 5000
 RETRY_SECONDS = 1.0
 """Seconds between two attempts to reach a supervisor that does not answer."""
 MAX_TAIL_BYTES = 512 * 1024
@@ -68,16 +70,24 @@ class ControlSource:
     def __init__(self, state: Path | None) -> None:
         self.state = state
         self._status = _Cached(self._ask_status, ControlView(), FRESH_SECONDS)
-        no_workers: tuple[JsonObject, ...] = ()
-        self._workers = _Cached(self._ask_workers, no_workers, WORKERS_FRESH_SECONDS)
+        self._workers = _Cached(self._ask_workers, WorkersView(), WORKERS_FRESH_SECONDS)
+        self._usage = UsageSamples(self._ask_usage)
 
     def status(self) -> ControlView:
         """The supervisors and their programs. Blocks for `STATUS_TIMEOUT` at most."""
         return self._status.get()
 
-    def workers(self) -> tuple[JsonObject, ...]:
+    def workers(self) -> list[JsonObject]:
         """The worker processes, as the control command `workers` answers."""
-        return self._workers.get()
+        return self._workers.get().workers
+
+    def stores(self) -> list[JsonObject]:
+        """The stores of workers, flows and the runner, as the same command answers."""
+        return self._workers.get().stores
+
+    def usage(self, names: Sequence[str]) -> Mapping[str, ProgramUsage]:
+        """What these programs use, from samples that are a few seconds old at most."""
+        return self._usage.of(names)
 
     def request(self, command: str, program: str, *, timeout: float) -> JsonObject:
         """Request an action on one program. Raises the LongwatchError of a refusal."""
@@ -103,14 +113,77 @@ class ControlSource:
             at=time.time(),
         )
 
-    def _ask_workers(self, _: tuple[JsonObject, ...]) -> tuple[JsonObject, ...]:
+    def _ask_workers(self, last: WorkersView) -> WorkersView:
         if self.state is None:
-            return ()
+            return last
         try:
-            answer = control.request(self.state, "workers", response_timeout=STATUS_TIMEOUT)
+            answer = control.workers(self.state)
         except LongwatchError:
-            return ()
-        return tuple(answer.get("workers", ()))
+            return WorkersView(stores=last.stores)
+        return WorkersView(answer["workers"], answer["stores"])
+
+    def _ask_usage(self, names: Sequence[str]) -> list[JsonObject]:
+        if self.state is None:
+            return []
+        try:
+            answer = control.request(self.state, "usage", names, response_timeout=STATUS_TIMEOUT)
+        except LongwatchError:
+            return []
+        found: list[JsonObject] = answer["programs"]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersView:
+    """What the supervisors answered about their workers."""
+
+    workers: list[JsonObject] = field(default_factory=list)
+    stores: list[JsonObject] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramUsage:
+    """CPU in percent of one core since the sample before, None for the first; memory in bytes."""
+
+    cpu: float | None
+    memory: int | None
+    processes: int | None
+
+
+class UsageSamples:
+    """The CPU and memory of programs, each asked for again after `USAGE_FRESH_SECONDS`."""
+
+    def __init__(self, ask: Callable[[Sequence[str]], list[JsonObject]]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._samples: dict[str, tuple[float, JsonObject, ProgramUsage]] = {}
+
+    def of(self, names: Sequence[str]) -> Mapping[str, ProgramUsage]:
+        with self._lock:
+            now = time.monotonic()
+            stale = [name for name in names if self._is_stale(name, now)]
+            for sample in self._ask(stale) if stale else ():
+                self._add(sample, now)
+            return {name: self._samples[name][2] for name in names if name in self._samples}
+
+    def _is_stale(self, name: str, now: float) -> bool:
+        return name not in self._samples or now - self._samples[name][0] > USAGE_FRESH_SECONDS
+
+    def _add(self, sample: JsonObject, now: float) -> None:
+        before = self._samples.get(sample["name"])
+        cpu = None if before is None else _cpu_percent(before[1], sample)
+        usage = ProgramUsage(cpu, sample.get("memory_bytes"), sample.get("processes"))
+        if len(self._samples) >= MAX_USAGE_SAMPLES:
+            self._samples.clear()
+        self._samples[sample["name"]] = (now, sample, usage)
+
+
+def _cpu_percent(before: JsonObject, after: JsonObject) -> float | None:
+    earlier, later = before.get("cpu_seconds"), after.get("cpu_seconds")
+    if earlier is None or later is None or before["pid"] != after["pid"]:
+        return None
+    passed: float = after["measured_at"] - before["measured_at"]
+    return max(100 * float(later - earlier) / passed, 0.0) if passed > 0 else None
 
 
 class _Cached(Generic[T]):
@@ -194,7 +267,8 @@ class SavedStacks:
 
     def is_of(self, program: str) -> bool:
         """Whether the file is of a process of this program."""
-        return self.name.startswith(f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', program)[:64]}-")
+        written = re.sub(r"[^A-Za-z0-9_.-]+", "_", program)[:64]
+        return re.match(rf"{re.escape(written)}-\d{{8}}T", self.name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +321,16 @@ class PageData:
         self.events = EventHistory(state)
         self.stores = stores
         self.logs = LogSource(state)
+        stores.discover = self.control.stores
+        self._cached: dict[str, _Cached[Any]] = {}
+
+    def cached(self, name: str, make: Callable[[], T], *, seconds: float) -> T:
+        """What `make` returned last under this name, made again when it is older. For facts that
+        several pages show, and that are expensive. Callers at the same time share one call.
+        """
+        found = self._cached.setdefault(name, _Cached(lambda _: make(), None, seconds))
+        value: T = found.get()
+        return value
 
     def close(self) -> None:
         self.events.close()

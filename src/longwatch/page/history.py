@@ -132,7 +132,7 @@ class EventHistory:
             self._count(record)
 
     def _count(self, record: EventRecord) -> None:
-        restarted = record.get("event") == "program_started" and record.get("start_number", 1) > 1
+        restarted = record.get("event") == "restart_scheduled"
         failed = record.get("verdict") in _FAILURES
         if not (restarted or failed):
             return

@@ -155,9 +155,14 @@ def by_urgency(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda each: (_RANKS[each.kind], each.subject))
 
 
-def counts_by_kind(programs: Iterable[JsonObject]) -> dict[str, int]:
-    """How many programs have a badge of each kind."""
+def health_of(program: JsonObject) -> str:
+    """One of the kinds for lists: `bad` for everything that has a problem."""
+    return BAD if problem_of(program) is not None else badge_of(program).kind
+
+
+def counts_by_health(programs: Iterable[JsonObject]) -> dict[str, int]:
+    """How many programs are of each kind."""
     counts = dict.fromkeys((OK, WARN, BAD, INFO, OFF), 0)
     for program in programs:
-        counts[badge_of(program).kind] += 1
+        counts[health_of(program)] += 1
     return counts

@@ -70,7 +70,8 @@ class StoreCatalog:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._stores: dict[str, _Store] = {}
-        self._named = {store_key(url) for url in urls}
+        self.discover: Callable[[], Iterable[Mapping[str, Any]]] = list
+        """Returns the stores that the workers use now, as `update` takes them."""
         self.update({"url": url} for url in urls)
 
     def update(self, found: Iterable[Mapping[str, Any]]) -> None:
@@ -91,6 +92,7 @@ class StoreCatalog:
 
     def entries(self, kind: str = "") -> list[StoreEntry]:
         """All stores, or those that may have this kind."""
+        self.update(self.discover())
         with self._lock:
             found = [store.entry for store in self._stores.values()]
         return [entry for entry in found if not kind or not entry.kinds or kind in entry.kinds]
@@ -124,6 +126,8 @@ class StoreCatalog:
             store.close()
 
     def _store(self, key: str) -> _Store:
+        if key not in self._stores:
+            self.update(self.discover())
         with self._lock:
             found = self._stores.get(key)
         if found is None:

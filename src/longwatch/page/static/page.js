@@ -25,6 +25,14 @@
     if (element.textContent !== text) element.textContent = text;
   }
 
+  // The local time, with the date unless it is today.
+  function localText(moment) {
+    const pad = (number) => String(number).padStart(2, "0");
+    const date = [moment.getFullYear(), pad(moment.getMonth() + 1), pad(moment.getDate())].join("-");
+    const time = [moment.getHours(), moment.getMinutes(), moment.getSeconds()].map(pad).join(":");
+    return moment.toDateString() === new Date().toDateString() ? time : `${date} ${time}`;
+  }
+
   function refreshTimes(root) {
     const now = Date.now() / 1000;
     for (const each of root.querySelectorAll("time[data-age]")) {
@@ -37,7 +45,7 @@
     for (const each of root.querySelectorAll("time[data-moment]")) {
       const moment = new Date(each.dateTime);
       each.title = each.title || each.textContent;
-      each.textContent = moment.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+      each.textContent = localText(moment);
       delete each.dataset.moment;
     }
   }

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from longwatch.page.data import PageData
-from longwatch.page.program_facts import badge_of, counts_by_kind, down_since, problem_of
+from longwatch.page.program_facts import (
+    badge_of,
+    counts_by_health,
+    down_since,
+    health_of,
+    problem_of,
+)
 from longwatch.page.view import View, ViewRequest
 
 ROWS = 100
@@ -16,7 +22,6 @@ STATES = {
     "info": "starting",
     "off": "stopped or ended",
 }
-_UNHEALTHY = frozenset({"bad", "warn"})
 
 
 def programs(page: PageData, request: ViewRequest) -> View:
@@ -35,12 +40,14 @@ def _listing(page: PageData, request: ViewRequest, title: str, *, containers: bo
     pages = max(-(-len(matching) // ROWS), 1)
     number = min(request.number("page"), pages)
     shown = matching[(number - 1) * ROWS : number * ROWS]
+    usage = page.control.usage([each["name"] for each in shown if each["up"]])
     facts = {
         "control": seen,
+        "usage": usage,
         "rows": [_row(each) for each in shown],
         "total": len(known),
         "matching": len(matching),
-        "counts": counts_by_kind(known),
+        "counts": counts_by_health(known),
         "states": STATES,
         "text": text,
         "state": state,
@@ -61,8 +68,7 @@ def _matches(program: dict[str, Any], text: str, state: str) -> bool:
     words = f"{program['name']} {program.get('group') or ''} {program.get('image') or ''}".lower()
     if text.lower() not in words:
         return False
-    kind = badge_of(program).kind
-    return not state or (kind in _UNHEALTHY if state == "bad" else kind == state)
+    return not state or health_of(program) == state
 
 
 def _row(program: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""The parts of the overview. Each finds what is unhealthy in its area, and sums the area up.
+
+A part may block for a while; expensive facts belong into `PageData.cached`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from longwatch.page.data import PageData
+from longwatch.page.program_facts import (
+    BAD,
+    Problem,
+    counts_by_health,
+    problem_of,
+)
+from longwatch.page.view import path_to
+from longwatch.page.worker_facts import worker_problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A number of the summary, with the page behind it. `kind` colours it."""
+
+    name: str
+    number: int
+    href: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OverviewPart:
+    """What one area contributes to the overview."""
+
+    problems: Sequence[Problem] = ()
+    tiles: Sequence[Tile] = ()
+
+
+def program_part(page: PageData) -> OverviewPart:
+    programs = page.control.status().programs
+    problems = [
+        replace(problem, href=path_to("programs", problem.subject))
+        for program in programs
+        if (problem := problem_of(program)) is not None
+    ]
+    containers = [each for each in programs if each["kind"] == "container"]
+    counts = counts_by_health(programs)
+    unhealthy = counts[BAD]
+    tiles = [
+        Tile(name="programs", number=len(programs) - len(containers), href="/programs"),
+        Tile(name="up", number=counts["ok"], href="/programs?state=ok", kind="ok"),
+        Tile(
+            name="unhealthy",
+            number=unhealthy,
+            href="/programs?state=bad",
+            kind="bad" if unhealthy else "",
+        ),
+    ]
+    if containers:
+        tiles.insert(1, Tile(name="containers", number=len(containers), href="/containers"))
+    return OverviewPart(problems, tiles)
+
+
+def worker_part(page: PageData) -> OverviewPart:
+    workers = page.control.workers()
+    problems = [found for each in workers if (found := worker_problem(each)) is not None]
+    tiles = [Tile(name="worker processes", number=len(workers), href="/workers")]
+    return OverviewPart(problems, tiles if workers else ())
+
+
+def store_part(page: PageData) -> OverviewPart:
+    """The stores that do not answer."""
+    problems = [
+        Problem(
+            kind=BAD,
+            subject=each.entry.shown,
+            what="store does not answer",
+            why=each.reason,
+            since=each.since,
+        )
+        for each in page.stores.problems()
+    ]
+    return OverviewPart(problems)
+
+
+PARTS: tuple[Callable[[PageData], OverviewPart], ...] = (program_part, worker_part, store_part)
+"""In the order of the summary."""
