@@ -157,8 +157,9 @@ class RunProcess:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What every test starts from: nothing that Longwatch reads."""
-    return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **(extra or {})}
+    """What every test starts from: nothing that Longwatch reads, but that there is no page."""
+    base = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "LONGWATCH_PAGE_PORT": "off"}
+    return {**base, **(extra or {})}
 
 
 @contextmanager

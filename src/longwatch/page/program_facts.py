@@ -52,10 +52,8 @@ class Problem:
 def badge_of(program: JsonObject) -> Badge:
     """The state of a program."""
     state = str(program["state"])
-    if state == "up" and not program["ready"]:
-        return Badge(kind=WARN, text="not ready")
-    if state == "up" and program["health_failures"]:
-        return Badge(kind=WARN, text="failing checks")
+    if state == "up" and (found := _problem_while_up(program)) is not None:
+        return Badge(kind=found.kind, text=found.what)
     if state == "ended":
         return Badge(kind=OFF if is_as_desired(program) else BAD, text="ended")
     kind, text = _BADGES.get(state, (INFO, state))
