@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +96,8 @@ class ServedPage(PageClient):
 
     data: PageData = field(default_factory=lambda: PageData(None, StoreCatalog()))
     events: list[Event] = field(default_factory=list)
+    clients: Callable[[], int] = int
+    """Returns the number of live clients."""
 
 
 @contextmanager
@@ -116,7 +118,9 @@ def served_page(state: Path | None, stores: StoreCatalog | None = None) -> Itera
 
     port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(TIMEOUT)
     try:
-        yield ServedPage(port, TOKEN, data=data, events=emitted)
+        yield ServedPage(
+            port, TOKEN, data=data, events=emitted, clients=lambda: server.live_clients
+        )
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(TIMEOUT)
         loop.call_soon_threadsafe(loop.stop)

@@ -129,6 +129,11 @@ class PageServer:
         self._ticking: asyncio.Task[None] | None = None
         self._is_stopping = False
 
+    @property
+    def live_clients(self) -> int:
+        """The number of open streams."""
+        return self._hub.client_count
+
     # --- life ---
 
     async def start(self, host: str, port: int) -> int:
@@ -326,8 +331,8 @@ class PageServer:
             if (found := route.match(parts.path)) is not None:
                 asked = ViewRequest(parts.path, found, query)
                 rendered, status = await self._render(partial(route.view, self._data), asked)
-                if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                    raise TryAgainError("the page cannot be shown at the moment")
+                if status >= HTTPStatus.BAD_REQUEST:
+                    raise TryAgainError("this cannot be shown at the moment; reload to see why")
                 return rendered.sections
         raise NotFoundError(parts.path)
 
