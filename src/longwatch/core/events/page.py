@@ -13,6 +13,7 @@ class PageStarted(Event):
     """The status page listens."""
 
     address: str
+    """Without the token."""
     link_command: str
     """The command that prints the address with the token."""
 
@@ -29,7 +30,7 @@ class PageActionTaken(Event):
     """A person used a button of the status page and confirmed it."""
 
     action: str
-    """Such as `stop` or `replay`."""
+    """`start`, `stop`, `restart`, `reset`, `replay` and others."""
     subject: str
     """What it acted on, such as the name of a program."""
     ok: bool
@@ -38,6 +39,7 @@ class PageActionTaken(Event):
 
     @property
     def level(self) -> Level:
+        """Warning for an action that failed."""
         return Level.INFO if self.ok else Level.WARNING
 
 
@@ -53,6 +55,8 @@ class PageViewFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageNotPlanned(Event):
-    """`longwatch up` starts no status page, although one is wanted."""
+    """`longwatch up` starts no status page: something of the file has its name."""
+
+    default_level: ClassVar[Level] = Level.WARNING
 
     reason: str
