@@ -46,6 +46,8 @@ DIGEST_VARIABLE = "LONGWATCH_PAGE_SETTINGS_DIGEST"
 _LIBRARIES = ("aiohttp", "jinja2")
 _STOP_GRACE = 5.0
 _PREFIX = "LONGWATCH_"
+_MEMORY_VARIABLES = {"MALLOC_ARENA_MAX": "2"}
+"""For the C library: threads share memory, so that a small pool does not hold a lot of it."""
 _MIN_TOKEN_CHARS = 16
 _MAX_FILE_BYTES = 512
 
@@ -86,7 +88,7 @@ def plan_page(
                 *(sys.executable, "-m", "longwatch", "page"),
                 *("--config", str(loaded.absolute_path), "--state-dir", str(loaded.state_dir)),
             ),
-            env=child_environment(environ, own),
+            env={**_MEMORY_VARIABLES, **child_environment(environ, own)},
             cwd=str(loaded.base_dir),
         ),
         restart=RestartPolicy(restart=Restart.ALWAYS),

@@ -122,9 +122,10 @@ class LiveHub:
             del self._paths[path]
 
     def changed(self) -> None:
-        """Render every watched path soon, because something has happened."""
+        """Render every watched path now or soon, because something has happened."""
         for watched in self._paths.values():
             watched.is_dirty = True
+        self.tick()
 
     def tick(self) -> None:
         """Render the paths whose time has come. Called a few times a second."""

@@ -54,7 +54,7 @@ ACTION_TIMEOUT = 20.0
 FOLLOW_INTERVAL = 0.25
 """Seconds between two looks at the log of events."""
 MAX_FORM_BYTES = 64 * 1024
-POOL_SIZE = 6
+POOL_SIZE = 4
 STOP_TIMEOUT = 0.5
 _MAX_NOTICES = 100
 _COOKIE_SECONDS = 30 * 86_400
