@@ -164,6 +164,8 @@ def test_huge_and_hostile_queries_are_harmless(page: ServedPage) -> None:
     assert 200 == page.get("/programs?text=" + "a" * 5000).status
     assert 200 == page.get("/programs?page=99999999999999999999&page=-1").status
     assert 200 == page.get("/programs?page=%00&state=%ff&&&==").status
+    odd = {**page.authorized, "Content-Type": "text/plain; charset=nothing"}
+    assert 403 == page.request("POST", "/programs/web/stop", "é=%ff", headers=odd).status
     assert 413 == page.post("/programs/web/stop", "x=" + "a" * 200_000).status
     shown = page.get(f"/programs?text={MARKUP}").body
     assert MARKUP not in shown

@@ -203,7 +203,8 @@ class PageServer:
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         form: dict[str, str] = {}
         if request.method == "POST":
-            form = dict(parse_qsl(await request.text(), keep_blank_values=True))
+            body = (await request.read()).decode(errors="replace")
+            form = dict(parse_qsl(body, keep_blank_values=True))
         path = request.rel_url.raw_path
         decision = self._decide(request, path, form)
         if decision is AccessDecision.SIGN_IN:
@@ -274,6 +275,7 @@ class PageServer:
             max_age=_COOKIE_SECONDS,
             httponly=True,
             samesite="Strict",
+            secure=request.headers.get("X-Forwarded-Proto", "") == "https",
         )
         return response
 
