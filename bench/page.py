@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import importlib.util
 import os
 import selectors
 import signal
@@ -26,6 +27,7 @@ from longwatch.app.page_plan import page_token, published_address
 from longwatch.errors import TryAgainError
 from longwatch.supervisor.client import send_request
 from longwatch.supervisor.supervisor_lock import find_supervisor
+from queue_bench import environments
 
 PROGRAMS, MAILBOXES, CLIENTS = 500, 50, 50
 START_TIMEOUT = 60.0
@@ -231,6 +233,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long CPU is measured")
     asked = parser.parse_args()
+    if not all(importlib.util.find_spec(name) for name in ("longwatch", "aiohttp", "jinja2")):
+        python = environments.make_with("bench-page", "page")
+        sys.exit(subprocess.run([python, __file__, *sys.argv[1:]], check=False).returncode)
     rows = measure(asked.requests, asked.kills, asked.seconds)
     print("| | measured | limit |\n|---|---:|---:|")
     for row in rows:

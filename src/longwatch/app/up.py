@@ -219,7 +219,7 @@ class _ConfigFile:
         self._containers.configure(loaded)
         page, not_planned = plan_page(loaded, self._environ, taken=_taken_names(loaded, planned))
         if page is not None:
-            planned[page.name] = page
+            planned[page.name] = self._connected(page, page.kind)
         self._page_problem = not_planned
         self._file_plans = planned
         return {**planned, **self._containers.agents(taken={*planned})}

@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,12 +31,14 @@ from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Events
 from longwatch.core.events.page import PageStarted, PageStopped
 from longwatch.errors import TryAgainError, UsageError
+from longwatch.host.parent_channel import ParentChannel
 from longwatch.host.sdnotify import SdNotifier
 from longwatch.page.access import make_policy
 from longwatch.page.data import PageData
 from longwatch.page.routes import ACTIONS, ROUTES
 from longwatch.page.server import PageServer
 from longwatch.page.stores import StoreCatalog
+from longwatch.workers.program_relay import ProgramRelay
 
 BEAT_INTERVAL = 5.0
 LINK_COMMAND = "longwatch page --link"
@@ -57,13 +59,12 @@ class PageOptions:
     log: LogSettings = field(default_factory=LogSettings)
 
 
-def run_page(options: PageOptions, environ: Mapping[str, str]) -> int:
+def run_page(options: PageOptions, environ: MutableMapping[str, str]) -> int:
     """Serve the page until a signal; returns the exit code."""
     fill_standard_streams()
     clock = SystemClock()
-    is_supervised = bool(environ.get("NOTIFY_SOCKET"))
-    # A supervisor has our output in its files already.
-    kept = None if is_supervised else options.state
+    parent = ParentChannel.from_environment(environ)
+    kept = options.state if parent is None else None  # a parent has our events and our output
     with closing(
         Console(
             options.log,
@@ -75,10 +76,22 @@ def run_page(options: PageOptions, environ: Mapping[str, str]) -> int:
     ) as console:
         console.redirect_logging()
         events = Events(console.log)
-        token = page_token(options.state)
-        asyncio.run(_serve(options, token, clock, events, SdNotifier.from_environment(environ)))
+        with _relaying(parent, events, clock):
+            token = page_token(options.state)
+            asyncio.run(_serve(options, token, clock, events, SdNotifier.from_environment(environ)))
         console.flush()
     return 0
+
+
+@contextmanager
+def _relaying(parent: ParentChannel | None, events: Events, clock: Clock) -> Iterator[None]:
+    """Relay all events to the process that keeps this one up, if there is one."""
+    if parent is None:
+        yield
+        return
+    with closing(ProgramRelay(parent, events=events, clock=clock)) as relay:
+        relay.start()
+        yield
 
 
 async def _serve(
