@@ -113,10 +113,12 @@ def test_saved_stacks_are_one_click_away(
     browser: Browser, served: tuple[UpProcess, PageClient]
 ) -> None:
     up, client = served
-    name = "worker-20260101T000000-12-abc123.stacks"
+    pid = up.status("worker")["pid"]
     crashes = up.state_dir / "crashes"
     crashes.mkdir(exist_ok=True)
-    (crashes / name).write_text('Thread 0x1:\n  File "handler.py", line 3 in work\n')
+    (crashes / f"group-20260101T000000-{pid}-abc123.stacks").write_text(
+        'Thread 0x1:\n  File "handler.py", line 3 in work\n'
+    )
 
     def scenario(page: Page) -> str:
         sign_in(page, client, "/programs/worker")

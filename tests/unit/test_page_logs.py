@@ -108,24 +108,15 @@ def test_only_files_of_the_directory_of_stacks_are_shown(tmp_path: Path, name: s
         logs.stacks(name)
 
 
-def test_saved_stacks_are_listed_newest_first_and_by_program(tmp_path: Path) -> None:
+def test_saved_stacks_are_listed_newest_first_with_the_pids_in_their_names(tmp_path: Path) -> None:
     logs = source(tmp_path)
-    for moment, name in enumerate(
-        (
-            "jobs-20260101T000000-12-abc123.stacks",
-            "jobs-1-20260101T000000-13-abc123.stacks",
-            "empty-20260101T000000-14-abc123.stacks",
-        )
-    ):
+    names = ["jobs-20260101T000000-12-abc123.stacks", "a-1-20260101T000000-13-abc123.stacks", "x"]
+    for moment, name in enumerate([*names, "empty-20260101T000000-14-abc123.stacks"]):
         path = tmp_path / "crashes" / name
         path.write_text("" if "empty" in name else "stacks\n")
         os.utime(path, (moment, moment))
 
-    listed = [each.name for each in logs.stack_files()]
-    assert ["jobs-1-20260101T000000-13-abc123.stacks", "jobs-20260101T000000-12-abc123.stacks"] == (
-        listed
-    )
-    assert ["jobs-20260101T000000-12-abc123.stacks"] == [
-        each.name for each in logs.stack_files("jobs")
+    assert [("x", 0), (names[1], 13), (names[0], 12)] == [
+        (each.name, each.pid) for each in logs.stack_files()
     ]
-    assert ["stacks"] == logs.stacks(listed[0]).lines
+    assert ["stacks"] == logs.stacks(names[0]).lines

@@ -39,6 +39,7 @@ MAX_TAIL_BYTES = 512 * 1024
 MAX_LINE_BYTES = 4096
 MAX_STACK_LINES = 4000
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)
+_PID_IN_NAME = re.compile(r"-\d{8}T\d{6}-(\d{1,10})-")
 _ANSI = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -232,7 +233,7 @@ class LogSource:
             raise NotFoundError(f"there is no file of stacks {name}")
         return read_end(path, MAX_STACK_LINES)
 
-    def stack_files(self, program: str = "") -> list[SavedStacks]:
+    def stack_files(self) -> list[SavedStacks]:
         """The files of saved stacks that are not empty, newest first."""
         if self._state is None:
             return []
@@ -243,8 +244,7 @@ class LogSource:
                     facts = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(facts.st_mode) and facts.st_size:
                         found.append(SavedStacks(entry.name, facts.st_mtime, facts.st_size))
-        found.sort(key=lambda each: each.moment, reverse=True)
-        return [each for each in found if not program or each.is_of(program)]
+        return sorted(found, key=lambda each: each.moment, reverse=True)
 
     def _stacks_path(self, name: str) -> Path | None:
         """The path of a file in the directory of stacks; None for any other name."""
@@ -259,16 +259,17 @@ class LogSource:
 
 @dataclass(frozen=True, slots=True)
 class SavedStacks:
-    """A file of saved stacks."""
+    """A file of saved stacks, with the pid of its process in its name."""
 
     name: str
     moment: float
     size: int
 
-    def is_of(self, program: str) -> bool:
-        """Whether the file is of a process of this program."""
-        written = re.sub(r"[^A-Za-z0-9_.-]+", "_", program)[:64]
-        return re.match(rf"{re.escape(written)}-\d{{8}}T", self.name) is not None
+    @property
+    def pid(self) -> int:
+        """The pid in the name; 0 for a file that a person put there."""
+        found = _PID_IN_NAME.search(self.name)
+        return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from longwatch.core.sanitize import printable
 from longwatch.page.history import moment_of
 from longwatch.page.program_facts import BAD, INFO, OFF, WARN
 
-_OWN_COLUMNS = frozenset({"ts", "level", "event", "pid", "managerPid", "program", "traceback"})
+_OWN_COLUMNS = frozenset(
+    {"ts", "level", "event", "pid", "managerPid", "program", "traceback", "stacks"}
+)
 _MAX_FIELD_CHARS = 300
 _MAX_TEXT_CHARS = 1000
 _MAX_ITEMS = 8
@@ -28,6 +30,8 @@ class EventRow:
     program: str
     text: str
     traceback: str = ""
+    stacks: str = ""
+    """The name of the file with saved stacks; empty without one."""
 
 
 def event_rows(records: Iterable[EventRecord]) -> list[EventRow]:
@@ -49,10 +53,18 @@ def _event_row(record: EventRecord) -> EventRow:
         program=str(record.get("program") or ""),
         text=printable(" ".join(fields), max_chars=_MAX_TEXT_CHARS),
         traceback=str(record.get("traceback") or ""),
+        stacks=stacks_name(record),
     )
 
 
+def stacks_name(record: EventRecord) -> str:
+    """The name of the file of saved stacks that a record is about; empty without one."""
+    return str(record.get("stacks") or "").rpartition("/")[2]
+
+
 def _value_text(value: object) -> str:
+    if value is True:
+        return "true"
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
     if isinstance(value, list):

@@ -17,6 +17,10 @@ JsonObject = dict[str, Any]
 OK, WARN, BAD, OFF, INFO = "ok", "warn", "bad", "off", "info"
 """The kinds of badges. Each has its own shape and colour."""
 _SLOW_START_SECONDS = 30.0
+_UNSTABLE_FAILURES = 3
+"""Failures in a row, none of them forgotten by a stable run, from which a program that is up is
+unhealthy.
+"""
 _BADGES = {
     "up": (OK, "up"),
     "broken": (BAD, "breaker open"),
@@ -37,7 +41,9 @@ class Badge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something unhealthy: what, why, since when, and what happens next. Moments are wall times."""
+    """Something unhealthy: what, why, since when if that is known, and what happens next. Moments
+    are wall times.
+    """
 
     kind: str
     subject: str
@@ -76,7 +82,7 @@ def problem_of(program: JsonObject, now: float | None = None) -> Problem | None:
         return None
     return Problem(
         subject=program["name"],
-        since=down_since(program) or program.get("last_start"),
+        since=down_since(program),
         **found._asdict(),
     )
 
@@ -122,6 +128,9 @@ def _problem_while_up(program: JsonObject) -> _Finding | None:
         return _Finding("not ready", WARN, failing or str(program["status_text"] or ""))
     if program["health_failures"] or failing:
         return _Finding("failing checks", WARN, failing)
+    failures = program["consecutive_failures"]
+    if failures >= _UNSTABLE_FAILURES:
+        return _Finding("unstable", WARN, f"{failures} failures in a row, last {end_text(program)}")
     return None
 
 

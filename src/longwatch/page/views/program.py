@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from longwatch.page.charts import Chart, bar_chart
-from longwatch.page.data import LogEnd, PageData
-from longwatch.page.event_rows import event_rows
+from longwatch.page.data import LogEnd, PageData, SavedStacks
+from longwatch.page.event_rows import event_rows, stacks_name
 from longwatch.page.program_facts import (
     BAD,
     INFO,
     OFF,
     OK,
+    WARN,
     Badge,
     badge_of,
     down_since,
@@ -33,7 +34,12 @@ ACTION_SECONDS = 15.0
 _EVENTS = 30
 _LOG_LINES = 80
 _STACKS = 10
-_PROBE_BADGES = {"success": (OK, "passes"), "failed": (BAD, "fails"), "pending": (INFO, "pending")}
+_PROBE_BADGES = {
+    "success": (OK, "passes"),
+    "failed": (BAD, "fails"),
+    "pending": (INFO, "pending"),
+    "running": (INFO, "running"),
+}
 _QUESTIONS = {
     "start": ("Start {}?", "The program is started.", "Start"),
     "stop": (
@@ -67,7 +73,7 @@ def program(page: PageData, request: ViewRequest) -> View:
         "program": found,
         "workers": [_worker(each) for each in page.control.workers() if each["program"] == name],
         "events": event_rows(page.events.latest(_EVENTS, program=name)),
-        "stacks": page.logs.stack_files(name)[:_STACKS],
+        "stacks": _stacks(page, name),
         "log": _log(page, name),
         "log_lines": _LOG_LINES,
         "chart": _chart(page, name),
@@ -91,6 +97,8 @@ def _program_facts(page: PageData, found: dict[str, Any]) -> dict[str, object]:
 
 
 def _probe_badge(probe: dict[str, Any]) -> Badge:
+    if probe["failures"] and probe["state"] == "running":
+        return Badge(kind=WARN, text="failing")
     kind, text = _PROBE_BADGES.get(probe["state"], (OFF, probe["state"]))
     return Badge(kind=kind, text=text)
 
@@ -117,6 +125,17 @@ def _actions(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
 def _worker(worker: dict[str, Any]) -> dict[str, Any]:
     loops = [{**each, "is_late": is_late(each, worker)} for each in worker["loops"]]
     return {**worker, "badge": worker_badge(worker), "loops": loops}
+
+
+def _stacks(page: PageData, name: str) -> list[SavedStacks]:
+    """The saved stacks of a program. Their files have the names of groups, so its processes are
+    known by the events: their pids, and the files that these name.
+    """
+    records = page.events.records(program=name, level="debug")
+    pids = {record.get("pid") for record in records if record.get("program") == name}
+    names = {stacks_name(record) for record in records}
+    saved = page.logs.stack_files()
+    return [each for each in saved if each.pid in pids or each.name in names][:_STACKS]
 
 
 def _log(page: PageData, name: str) -> LogEnd | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from longwatch.page.data import PageData
+from longwatch.page.event_rows import stacks_name
 from longwatch.page.view import View, ViewRequest
 from longwatch.page.worker_facts import is_late, worker_badge
 
@@ -16,6 +17,7 @@ def workers(page: PageData, request: ViewRequest) -> View:
     number = min(request.number("page"), pages)
     saved = page.logs.stack_files()
     names = {each.name for each in saved}
+    told = {stacks_name(record): record for record in page.events.records() if stacks_name(record)}
     facts = {
         "control": page.control.status(),
         "workers": [
@@ -29,7 +31,7 @@ def workers(page: PageData, request: ViewRequest) -> View:
         ],
         "total": len(found),
         "saved_names": names,
-        "saved": saved[:_STACKS],
+        "saved": [(each, told.get(each.name)) for each in saved[:_STACKS]],
         "more_saved": max(len(saved) - _STACKS, 0),
         "page": number,
         "pages": pages,
