@@ -125,7 +125,27 @@ def test_a_client_that_comes_later_gets_the_present_state() -> None:
         hub.tick()
         await settle()
 
-        assert {"a": "2", "b": "1"} == await received(hub.join("/"))
+        client = hub.join("/")
+        clock.advance(MIN_INTERVAL)
+        hub.tick()
+        assert {"a": "2", "b": "1"} == await received(client)
+
+    run(scenario)
+
+
+def test_a_client_gets_nothing_that_was_rendered_before_it_came() -> None:
+    async def scenario(hub: LiveHub, pages: Pages, clock: FakeClock) -> None:
+        before = hub.join("/")
+        assert {"a": "1", "b": "1"} == await received(before)
+        pages.sections["a"] = "2"  # by an action, after which the browser loads the page again
+        after = hub.join("/")
+        hub.tick()
+        await settle()
+        assert 1 == len(pages.rendered)
+        clock.advance(MIN_INTERVAL)
+        hub.tick()
+        assert {"a": "2", "b": "1"} == await received(after)
+        assert {"a": "2"} == await received(before)
 
     run(scenario)
 

@@ -81,8 +81,11 @@ class _WatchedPath:
     """A path that is open in browsers, and how it looked last."""
 
     clients: set[LiveClient] = field(default_factory=set)
+    newcomers: set[LiveClient] = field(default_factory=set)
+    """Clients that get everything from the next rendering, and nothing before: their page may be
+    newer than what was rendered last, for example after an action.
+    """
     digests: dict[str, str] = field(default_factory=dict)
-    sections: Sections = field(default_factory=dict)
     rendered_at: float = float("-inf")
     is_rendering: bool = False
     is_dirty: bool = True
@@ -108,7 +111,8 @@ class LiveHub:
         watched = self._paths.setdefault(path, _WatchedPath())
         client = LiveClient()
         watched.clients.add(client)
-        client.offer(watched.sections, set(watched.sections))
+        watched.newcomers.add(client)
+        watched.is_dirty = True
         self._refresh(path, watched)
         return client
 
@@ -118,6 +122,7 @@ class LiveHub:
         if watched is None:
             return
         watched.clients.discard(client)
+        watched.newcomers.discard(client)
         if not watched.clients:
             del self._paths[path]
 
@@ -151,9 +156,11 @@ class LiveHub:
         task.add_done_callback(self._tasks.discard)
 
     async def _update(self, path: str, watched: _WatchedPath) -> None:
+        newcomers, watched.newcomers = watched.newcomers, set()
         try:
             sections = await self._render(path)
         except Exception as error:  # noqa: BLE001 - the clients are told, and the next round tries again
+            watched.newcomers |= newcomers
             for client in watched.clients:
                 client.fail(str(error) or type(error).__name__)
         else:
@@ -162,10 +169,9 @@ class LiveHub:
                 for name, section in sections.items()
                 if watched.digests.get(name) != section.digest
             }
-            watched.sections = sections
             watched.digests = {name: section.digest for name, section in sections.items()}
-            for client in watched.clients:
-                client.offer(sections, changed)
+            for client in watched.clients - watched.newcomers:
+                client.offer(sections, set(sections) if client in newcomers else changed)
         finally:
             watched.rendered_at = self._clock.monotonic()
             watched.is_rendering = False
