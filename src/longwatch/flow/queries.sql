@@ -80,6 +80,27 @@ SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_a
     CASE WHEN element IS NOT NULL THEN coalesce((SELECT position FROM longwatch_map_elements AS m WHERE m.element = longwatch_computations.element), -1) END
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
+-- name: last_attempt
+-- The limits of the newest attempt of an execution at a node, the time of its firing if it is one of a tick, and its elements if it is a map.
+SELECT heartbeat_timeout, abandon_after, max_attempts, due_at, pending FROM longwatch_computations
+WHERE execution = :execution AND node = :node AND element IS NULL ORDER BY seq DESC LIMIT 1
+
+-- name: open_attempts_of_execution
+-- The open attempts of an execution and of the elements of its maps, the running ones first, up to :limit.
+SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
+    CASE WHEN lease_state = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN lease_state = 2 THEN deadline - :lease_now END, CASE WHEN lease_state = 1 THEN ready_at - :wall_now END, crashes, releases,
+    lost, failures, traceback,
+    CASE WHEN element IS NOT NULL THEN coalesce((SELECT position FROM longwatch_map_elements AS m WHERE m.element = longwatch_computations.element), -1) END
+FROM longwatch_computations WHERE execution = :execution AND lease_state < 3 ORDER BY lease_state DESC, seq LIMIT :limit
+
+-- name: short_values
+-- The state of all nodes of an execution as `values` has it, but with an empty list for values longer than :limit, and of errors and tracebacks only
+-- the beginning. Then when each was last changed, and the length and the beginning of its value.
+SELECT execution, node, is_set, CASE WHEN length(value) > CAST(:limit AS integer) THEN '[]' ELSE value END, revision, computed_with, attempted_with,
+    failed_attempts, crashes, failed, substr(error, 1, CAST(:limit AS integer)), term, lost, substr(traceback, 1, CAST(:limit AS integer)), paused,
+    changed_at, length(value), substr(value, 1, CAST(:limit AS integer))
+FROM longwatch_values WHERE execution = :execution
+
 -- name: history_attempts
 -- The newest ended attempts of an execution at its nodes, or at one of them.
 SELECT seq, node, state, attempt, end_cause, error, started_at, ended_at, computed_with
