@@ -17,7 +17,6 @@ from longwatch.core.masking import mask_text
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import MailboxConnectionError, SerializationError, StoreError, UsageError
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.records import MailboxStats
 from longwatch.mailbox.url import mailbox_names, open_mailbox, open_store
 from longwatch.mailbox.validation import validate_name
 from longwatch.store.database import Database
@@ -74,11 +73,6 @@ def existing_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
             hint = did_you_mean(name, names, default="`longwatch mailbox ls` lists them")
             raise UsageError(f"there is no mailbox {name!r} in {masked_url(store)}; {hint}")
         yield open_mailbox(store, name)
-
-
-def mailbox_stats(store: Any) -> list[tuple[str, MailboxStats]]:
-    """The statistics of every mailbox, by name."""
-    return [(name, open_mailbox(store, name).stats()) for name in mailbox_names(store)]
 
 
 def has_mailboxes(store: Any) -> bool:

@@ -47,7 +47,8 @@ Everything = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 @app.command("ls")
 def list_mailboxes(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     """List the mailboxes with their counts."""
-    from longwatch.app.mailboxes import existing_store, mailbox_stats, masked_url  # noqa: PLC0415 - help must not wait for it
+    from longwatch.app.mailboxes import existing_store, masked_url  # noqa: PLC0415 - help must not wait for it
+    from longwatch.mailbox.url import mailbox_stats  # noqa: PLC0415
 
     with existing_store(store) as opened_store:
         found = mailbox_stats(opened_store)

@@ -83,3 +83,20 @@ DELETE FROM longwatch_dead_letters WHERE queue = :queue AND id = :id
 -- name: mailbox_names
 -- The names of all mailboxes.
 SELECT name FROM longwatch_mailboxes ORDER BY name
+
+-- name: stats_of_mailboxes
+-- The statistics of mailboxes by name, as `stats` has them for one.
+SELECT name, (
+        SELECT count(*) FROM longwatch_messages AS message
+        WHERE message.queue = mailbox.queue AND lease_state = 0
+    ), (
+        SELECT count(*) FROM longwatch_messages AS message
+        WHERE message.queue = mailbox.queue AND lease_state = 1
+    ), (
+        SELECT count(*) FROM longwatch_messages AS message
+        WHERE message.queue = mailbox.queue AND lease_state = 2
+    ), (SELECT count(*) FROM longwatch_dead_letters AS dead WHERE dead.queue = mailbox.queue), (
+        SELECT :wall_now - enqueued_at FROM longwatch_messages AS message
+        WHERE message.queue = mailbox.queue AND lease_state = 0 ORDER BY seq LIMIT 1
+    ), paused, expired
+FROM longwatch_mailboxes AS mailbox ORDER BY name LIMIT :limit

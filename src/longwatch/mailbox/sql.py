@@ -241,18 +241,8 @@ class SqlBackend:
             raise
 
     def _stats(self, tx: Transaction, queue: int) -> MailboxStats:
-        for ready, delayed, leased, dead, age, paused, expired in tx.rows(
-            self._sql["stats"], {"queue": queue}
-        ):
-            return MailboxStats(
-                ready,
-                delayed,
-                leased,
-                dead,
-                None if age is None else max(float(age), 0.0),
-                bool(paused),
-                expired,
-            )
+        for row in tx.rows(self._sql["stats"], {"queue": queue}):
+            return _make_stats(row)
         raise StoreResetError(
             f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; try again"
         )
@@ -297,3 +287,16 @@ def list_mailbox_names(database: Database) -> list[str]:
     """Return the names of all mailboxes of a store. Writes nothing."""
     names = load_queries("longwatch.mailbox", "queries", database.dialect)["mailbox_names"]
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]
+
+
+def list_mailbox_stats(database: Database, *, limit: int) -> list[tuple[str, MailboxStats]]:
+    """Return the statistics of the first mailboxes by name, in one query. Writes nothing."""
+    query = load_queries("longwatch.mailbox", "queries", database.dialect)["stats_of_mailboxes"]
+    rows = database.read(lambda tx: tx.rows(query, {"limit": limit}))
+    return [(name, _make_stats(row)) for name, *row in rows]
+
+
+def _make_stats(row: Sequence[Any]) -> MailboxStats:
+    ready, delayed, leased, dead, age, paused, expired = row
+    oldest_age = None if age is None else max(float(age), 0.0)
+    return MailboxStats(ready, delayed, leased, dead, oldest_age, bool(paused), expired)

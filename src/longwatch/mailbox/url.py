@@ -12,6 +12,7 @@ from longwatch.errors import UsageError
 from longwatch.mailbox.backend import MAILBOX_KIND, Backend
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
+from longwatch.mailbox.records import MailboxStats
 from longwatch.mailbox.validation import MAX_BODY_BYTES, validate_positive_int
 from longwatch.store.database import Database
 from longwatch.store.json_codec import Codec
@@ -140,6 +141,16 @@ def mailbox_names(store: Any) -> list[str]:
         return list_mailbox_names(store)
     names: list[str] = store.mailbox_names()
     return names
+
+
+def mailbox_stats(store: Any, *, limit: int = 1_000_000) -> list[tuple[str, MailboxStats]]:
+    """Return the statistics of the first mailboxes of a store by name. Writes nothing."""
+    if isinstance(store, Database):
+        from longwatch.mailbox.sql import list_mailbox_stats  # noqa: PLC0415
+
+        return list_mailbox_stats(store, limit=limit)
+    names = mailbox_names(store)[:limit]
+    return [(name, store.backend(name, limits=None).stats()) for name in names]
 
 
 def _backend(store: Any, name: str, limits: MailboxLimits | None) -> Backend:
