@@ -145,14 +145,14 @@ class Records:
         """Load executions, and lock and return those of these claims that still hold."""
         parameters = {"executions": self.array_parameter(sorted(set(executions)))}
         statements = self._statements(
-            self.sql["executions"] if for_update else self._without_lock, parameters
+            self.sql["executions"] if for_update else self.without_lock, parameters
         )
         if claims:
             statements.append(
                 (self.sql["valid_claims"], claim_parameters(claims, arrays=self._takes_arrays))
             )
         found, values, attempts, *valid = tx.rows_many(statements)
-        return _build_executions(found, values, attempts), _valid_claims(valid[0] if valid else [])
+        return build_executions(found, values, attempts), _valid_claims(valid[0] if valid else [])
 
     def load_unlocked(
         self, tx: Transaction, executions: Iterable[int]
@@ -164,10 +164,10 @@ class Records:
         parameters = {"executions": self.array_parameter(sorted(numbers))}
         statements = [
             *self._statements(self._skip_locked(self.sql["executions"]), parameters),
-            (self._without_lock, parameters),
+            (self.without_lock, parameters),
         ]
         *unlocked, existing = tx.rows_many(statements)
-        return _build_executions(*unlocked), numbers - {row[0] for row in existing}
+        return build_executions(*unlocked), numbers - {row[0] for row in existing}
 
     def unlocked_claims(self, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, ValidClaim]:
         """Lock and return those of these claims that hold and that no other transaction has locked.
@@ -193,7 +193,7 @@ class Records:
         ]
 
     @property
-    def _without_lock(self) -> str:
+    def without_lock(self) -> str:
         """The query for executions that locks nothing."""
         return self.sql.get("executions_without_lock", self.sql["executions"])
 
@@ -372,9 +372,10 @@ def cancel_channel(graph_id: GraphId) -> str:
     return f"flow-cancel/{graph_id.graph}/{graph_id.version}"
 
 
-def _build_executions(
+def build_executions(
     found: Iterable[Row], values: Iterable[Row], attempts: Iterable[Row]
 ) -> LoadedExecutions:
+    """Executions from the rows of the queries `executions`, `values` and `open_attempts`."""
     loaded = {
         number: ExecutionState(
             number,

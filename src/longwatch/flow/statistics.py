@@ -103,7 +103,7 @@ def read_statistics(
     )
     names = _ordered_names(versions, {*values, *attempts, *durations}, values)
     nodes = (_node_statistics(node, values, attempts, durations) for node in names)
-    return GraphStatistics(name, _count_executions(tx, records, name), tuple(nodes))
+    return GraphStatistics(name, count_executions(tx, records, name), tuple(nodes))
 
 
 def stored_graphs(tx: Transaction, records: Records) -> list[str]:
@@ -129,7 +129,8 @@ def require_stored(tx: Transaction, records: Records, name: str) -> None:
         raise UnknownGraphError(f"there is no graph {name!r} in the store; {hint}")
 
 
-def _count_executions(tx: Transaction, records: Records, name: str) -> dict[str, int]:
+def count_executions(tx: Transaction, records: Records, name: str) -> dict[str, int]:
+    """How many executions of a graph are in each of `STATES`. Reads every one of them."""
     counts = dict.fromkeys(STATES, 0)
     for status, is_running, count in tx.rows(records.sql["count_executions"], {"graph": name}):
         counts[_state_word(ExecutionStatus(status), is_running=bool(is_running))] += count

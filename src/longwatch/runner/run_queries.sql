@@ -128,6 +128,7 @@ SELECT {columns} FROM longwatch_runner_runs
 WHERE (CAST(:source AS TEXT) IS NULL OR source = :source)
     AND (CAST(:event AS TEXT) IS NULL OR event = :event)
     AND (CAST(:status AS TEXT) IS NULL OR coalesce(status, 'running') = :status)
+    AND (CAST(:before AS TEXT) IS NULL OR seq < (SELECT seq FROM longwatch_runner_runs WHERE id = :before))
 ORDER BY seq DESC LIMIT :limit
 
 -- name: find_run

@@ -257,12 +257,19 @@ class RunStore:
         source: str | None = None,
         event: str | None = None,
         status: str | None = None,
+        before: str | None = None,
         limit: int = 50,
     ) -> list[RunRecord]:
         """Return the newest runs that match. `status`: success, failure, timeout, cancelled or
-        running.
+        running. `before`: only runs that began before the run of this id.
         """
-        facts = {"source": source, "event": event, "status": status, "limit": limit}
+        facts = {
+            "source": source,
+            "event": event,
+            "status": status,
+            "before": before,
+            "limit": limit,
+        }
         rows = self._database.read(lambda tx: tx.rows(self._sql["find_runs"], facts))
         return [_run_record(row) for row in rows]
 
