@@ -15,6 +15,7 @@ from longwatch.page.program_facts import (
     counts_by_health,
     problem_of,
 )
+from longwatch.page.store_summary import store_summary
 from longwatch.page.view import path_to
 from longwatch.page.worker_facts import worker_problem
 
@@ -69,6 +70,28 @@ def worker_part(page: PageData) -> OverviewPart:
     return OverviewPart(problems, tiles if workers else ())
 
 
+def content_part(page: PageData) -> OverviewPart:
+    """The mailboxes and the event sources of the stores."""
+    found = store_summary(page)
+    tiles = []
+    if found.mailboxes:
+        tiles += [
+            Tile(name="messages ready", number=found.ready, href="/mailboxes"),
+            Tile(
+                name="dead letters",
+                number=found.dead,
+                href="/mailboxes",
+                kind="bad" if found.dead else "",
+            ),
+        ]
+    if found.sources:
+        tiles += [
+            Tile(name="event sources", number=found.sources, href="/runner"),
+            Tile(name="agents running", number=found.running, href="/runner"),
+        ]
+    return OverviewPart(found.problems, tiles)
+
+
 def store_part(page: PageData) -> OverviewPart:
     """The stores that do not answer."""
     problems = [
@@ -84,5 +107,10 @@ def store_part(page: PageData) -> OverviewPart:
     return OverviewPart(problems)
 
 
-PARTS: tuple[Callable[[PageData], OverviewPart], ...] = (program_part, worker_part, store_part)
+PARTS: tuple[Callable[[PageData], OverviewPart], ...] = (
+    program_part,
+    worker_part,
+    content_part,
+    store_part,
+)
 """In the order of the summary."""

@@ -5,6 +5,7 @@ The navigation has the entries in this order. Routes are tried from the top.
 
 from __future__ import annotations
 
+from longwatch.page.store_routes import STORE_ACTIONS, STORE_ROUTES
 from longwatch.page.view import Action, Route
 from longwatch.page.views.events import events, log, logs
 from longwatch.page.views.overview import overview
@@ -20,14 +21,18 @@ ROUTES: tuple[Route, ...] = (
     Route("/containers", containers, "Containers"),
     Route("/workers", workers, "Workers"),
     Route("/stacks/{file}", stacks),
+    *STORE_ROUTES,
     Route("/restarts", restarts, "Restarts"),
     Route("/events", events, "Events"),
     Route("/logs", logs, "Logs"),
     Route("/logs/{name}", log),
 )
 
-ACTIONS: tuple[Action, ...] = tuple(
-    Action(f"/programs/{{name}}/{command}", command, action.confirm, action.run)
-    for command in ("start", "stop", "restart", "reset")
-    for action in (ProgramAction(command),)
+ACTIONS: tuple[Action, ...] = (
+    *(
+        Action(f"/programs/{{name}}/{command}", command, action.confirm, action.run)
+        for command in ("start", "stop", "restart", "reset")
+        for action in (ProgramAction(command),)
+    ),
+    *STORE_ACTIONS,
 )
