@@ -20,6 +20,7 @@ OBSERVERS = {
     ("app/up_health.py", "self._counters"): "counts for the metrics",
     ("app/worker.py", "console.log"): "writes the log",
     ("engine/event_logging.py", "log_event"): "writes to the standard library's logging",
+    ("page/command.py", "console.log"): "writes the log",
     ("runtime/group_run.py", "metrics.observe"): "counts for the metrics",
     ("testing/graph_run.py", "self.observer"): "the RecordingObserver of a test",
     ("testing/stepped_worker.py", "self._forward_event"): "passes on to the observer of a test",

@@ -20,10 +20,10 @@ import msgspec
 
 from longwatch.config.discovery import LoadedConfig
 from longwatch.config.settings import PAGE_PROGRAM
+from longwatch.core.clock import Clock, Wakeup
+from longwatch.core.deadline import Deadline
 from longwatch.core.error_text import os_reason
-from longwatch.core.events.base import Event
 from longwatch.core.events.page import PageNotPlanned
-from longwatch.core.events.programs import ProgramReady
 from longwatch.core.extras import install_command
 from longwatch.errors import TryAgainError, UsageError
 from longwatch.host.background_thread import BackgroundThread
@@ -32,6 +32,7 @@ from longwatch.host.process import ProcessSpec, StopPolicy
 from longwatch.supervisor.dependencies import Readiness
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan, child_environment
 from longwatch.supervisor.probes import NO_PROBES, HeartbeatProbe, ProbePolicy, ProbeSet
+from longwatch.supervisor.program_listener import ProgramListener, ProgramStart
 from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 
 EXTRA = "page"
@@ -43,6 +44,9 @@ TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a parameter
 ADDRESS_FILE = "page.address"
 DIGEST_VARIABLE = "LONGWATCH_PAGE_SETTINGS_DIGEST"
 """The variable with a digest of the settings, so that a reload with others restarts the page."""
+LINK_TIMEOUT = 60.0
+"""Seconds in which a started page should listen."""
+_LINK_POLL_SECONDS = 0.2
 _LIBRARIES = ("aiohttp", "jinja2")
 _STOP_GRACE = 5.0
 _PREFIX = "LONGWATCH_"
@@ -101,20 +105,27 @@ def plan_page(
     return plan, None
 
 
-class PageLinkPrinter:
-    """An observer of events that writes the link of the page each time that it is ready."""
+class PageLinkPrinter(ProgramListener):
+    """Writes the link of the page each time that its process has started and listens. A page that
+    does not listen within `LINK_TIMEOUT` has no link.
+    """
 
-    def __init__(self, state: Path, write: Callable[[bytes], object]) -> None:
+    def __init__(self, state: Path, write: Callable[[bytes], object], *, clock: Clock) -> None:
         self._state = state
         self._write = write
+        self._clock = clock
 
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, ProgramReady) and event.program == PAGE_PROGRAM:
+    def program_started(self, start: ProgramStart) -> None:
+        if start.kind is ProgramKind.PAGE:
             BackgroundThread(self._print, name="longwatch-page-link").start()
 
     def _print(self) -> None:
-        with suppress(TryAgainError, UsageError):
-            self._write(f"status page: {page_link(self._state)}\n".encode())
+        deadline, never = Deadline.after(LINK_TIMEOUT, self._clock), Wakeup()
+        while not deadline.expired:
+            with suppress(TryAgainError, UsageError):
+                self._write(f"status page: {page_link(self._state)}\n".encode())
+                return
+            self._clock.wait(never, _LINK_POLL_SECONDS)
 
 
 # --- the address and the token ---

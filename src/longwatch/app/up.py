@@ -176,8 +176,6 @@ class _ConfigFile:
         """Emit all events to this console from now on."""
         self._console = console
         self.events.subscribe(console.log)
-        if self.loaded.state_dir is not None and os.isatty(2):
-            self.events.subscribe(PageLinkPrinter(self.loaded.state_dir, console.err.write))
         self._report_page()
         self._containers.report()
 
@@ -294,6 +292,11 @@ class _ConfigFile:
         exist.
         """
         self.supervisor = supervisor
+        if self._console is not None and self.loaded.state_dir is not None and os.isatty(2):
+            write = self._console.err.write
+            supervisor.add_listener(
+                PageLinkPrinter(self.loaded.state_dir, write, clock=SystemClock())
+            )
         self._containers.follow(supervisor, self.refresh)
         if self._worker_parent is not None:
             self._worker_parent.attach(supervisor)
