@@ -17,7 +17,17 @@ from browser import Browser, browser
 from page_process import PageClient, client_of
 from polling import complete_lines, eventually
 from run_process import TIMEOUT, start_process
-from up_process import FROM_SOURCE, SLEEPER, Facts, UpProcess, sh, start_up, unused_port
+from up_process import (
+    FROM_SOURCE,
+    NO_BACKOFF,
+    SLEEPER,
+    Facts,
+    UpProcess,
+    sh,
+    start_up,
+    unused_port,
+)
+from worker_process import opened_mailbox, store_url, write_app, write_workers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -402,6 +412,37 @@ def test_the_page_outlives_its_supervisor_and_keeps_what_it_knows(
     assert re.search(r"No supervisor answers for \d", gone)
     assert "What follows is what it said at" in gone
     assert "supervisor_stopped" in events
+
+
+def test_a_worker_that_hangs_is_one_click_from_its_stacks(browser: Browser, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    write_workers(tmp_path, {"jobs": {"target": "app:group", **NO_BACKOFF}}, {"api": SLEEPER})
+    env = {
+        "STORE": store_url(tmp_path),
+        "THRESHOLD": "2",
+        "LONGWATCH_PAGE_PORT": str(unused_port()),
+    }
+    with start_up(cwd=tmp_path, env=env, **FROM_SOURCE) as up:
+        up.wait_for_status("page", ready=True)
+        up.wait_for_status("jobs", ready=True)
+        client = client_of(up.state_dir)
+
+        def scenario(page: Page) -> tuple[str, str, str]:
+            sign_in(page, client, "/workers")
+            page.wait_for_selector("tbody >> text=jobs")
+            worker = page.inner_text("#workers tbody tr")
+            with opened_mailbox(store_url(tmp_path)) as mailbox:
+                mailbox.send({"id": "1", "do": "silent"})
+            page.wait_for_selector("#stacks tbody tr:has-text('no beat for')")
+            why = page.inner_text("#stacks tbody tr")
+            page.click("#stacks tbody a")
+            return worker, why, page.inner_text(".log")
+
+        worker, why, stacks = browser.run(scenario)
+    assert re.search(r"jobs\s+pid \d+\s.*\s\w+ beat .* ago", worker, re.DOTALL)
+    assert re.search(r"jobs\s.*no beat for", why)
+    assert "app.py" in stacks
+    assert "in silent" in stacks
 
 
 def test_focus_and_open_details_survive_an_update(browser: Browser, tmp_path: Path) -> None:
