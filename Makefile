@@ -16,7 +16,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint chaos bench wheel release api reference docs constraints clean
+.PHONY: help setup demo test lint chaos bench wheel release api reference docs screenshots constraints clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ api: $(VENV)/.dev ## record the public names after a wanted change of the public
 
 reference: $(VENV)/.dev ## generate the parts of docs/reference that the code decides, and the dashboards
 	@set -e; for each in tools/*_reference.py tools/dashboards.py; do $(BIN)/python "$$each"; done
+
+screenshots: $(VENV)/.dev ## take the pictures of the status page in docs/images again
+	@$(BIN)/python tools/screenshots.py
 
 docs: $(VENV)/.dev ## build the documentation as a site into build/site, without a network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

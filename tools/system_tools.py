@@ -91,7 +91,7 @@ TOOLS = (
         "chromium",
         "chromium",
         ("chromium", "--version"),
-        "the status page in a real browser",
+        "the status page and the documentation site in a real browser",
     ),
 )
 

@@ -150,7 +150,7 @@
     });
   }
 
-  for (const each of document.querySelectorAll(".log")) each.scrollTop = each.scrollHeight;
+  for (const each of document.querySelectorAll("[data-live] .log")) each.scrollTop = each.scrollHeight;
   refreshTimes(document);
   setInterval(() => refreshTimes(document), 1000);
   if (document.querySelector("[data-live]")) watch();
