@@ -17,10 +17,10 @@ import pytest
 from longwatch.errors import TryAgainError
 from longwatch.page.command import PageOptions, _listen
 from longwatch.page.server import PageServer
-from page_process import client_of
+from page_process import client_of, served_page
 from polling import complete_lines, eventually
 from run_process import TIMEOUT, run_longwatch, start_process
-from up_process import FROM_SOURCE, SLEEPER, UpProcess, start_up, unused_port
+from up_process import FROM_SOURCE, SLEEPER, UpProcess, sh, start_up, unused_port
 
 
 def up_with_page(cwd: Path, port: str = "", **top: Any) -> Any:
@@ -179,3 +179,29 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(tmp_path:
         assert 2 == process.wait(TIMEOUT)
         err.read_to_end(time.monotonic() + TIMEOUT)
     assert b"needs jinja2, which is not installed; run: pip install " in err.text
+
+
+def test_several_supervisors_of_one_directory_are_told_apart(tmp_path: Path) -> None:
+    """`longwatch run` shares the directory of `longwatch up`, and has a program of that name."""
+    failing = sh("exit 3", backoff={"initial": 60, "cap": 60})
+    with start_up(cwd=tmp_path, programs={"api": failing}, **FROM_SOURCE) as up:
+        up.wait_for_event("restart_scheduled", program="api")
+        words = [*FROM_SOURCE["within"], "longwatch", "run", "--name", "api", "--", "sleep", "1000"]
+        with start_process(words, tmp_path) as (other, _, _), served_page(up.state_dir) as page:
+            assert eventually(lambda: 2 == len(page.data.control.status().supervisors))
+            overview, restarts = page.get("/").body, page.get("/restarts").body
+            programs, worst = page.get("/programs").body, page.get("/programs/api").body
+            other_api = page.get(f"/programs/api?supervisor={other.pid}").body
+            other.send_signal(signal.SIGTERM)
+            other.wait(TIMEOUT)
+        up.stop_cleanly()
+
+    assert f"longwatch up 0.1.0, pid {up.pid}" in overview
+    assert f"longwatch run 0.1.0, pid {other.pid}" in overview
+    assert 1 == overview.count('class="problem problem-bad"')
+    assert f"up, pid {up.pid}</td>" in restarts
+    assert f"run, pid {other.pid}</td>" not in restarts
+    assert f"<strong>pid {up.pid}</strong>" in worst
+    assert "exit 3 (unexpected exit)" in worst
+    assert f"<strong>pid {other.pid}</strong>" in other_api
+    assert 2 == programs.count('<th scope="row"><a href="/programs/api">')

@@ -64,13 +64,16 @@ _PAST = {"start": "started", "stop": "stopped", "restart": "restarted", "reset":
 def program(page: PageData, request: ViewRequest) -> View:
     name = request.parameters["name"]
     seen = page.control.status()
-    found = next((each for each in seen.programs if each["name"] == name), None)
+    namesakes = [each for each in seen.programs if each["name"] == name]
+    found = _chosen(namesakes, request.query.get("supervisor", ""))
     if found is None and name not in page.logs.names() and not page.events.latest(1, program=name):
         raise NotFoundError(f"there is no program {name}")
     facts = {
         "control": seen,
         "name": name,
         "program": found,
+        "namesakes": namesakes,
+        "path": request.path,
         "workers": [_worker(each) for each in page.control.workers() if each["program"] == name],
         "events": event_rows(page.events.latest(_EVENTS, program=name)),
         "stacks": _stacks(page, name),
@@ -80,6 +83,13 @@ def program(page: PageData, request: ViewRequest) -> View:
         **({} if found is None else _program_facts(page, found)),
     }
     return View(name, "program.html", facts)
+
+
+def _chosen(namesakes: list[dict[str, Any]], supervisor: str) -> dict[str, Any] | None:
+    """The program of the supervisor with this pid, else the one that is worst off."""
+    own = [each for each in namesakes if str(each.get("supervisor")) == supervisor]
+    ranked = own or sorted(namesakes, key=lambda each: problem_of(each) is None)
+    return next(iter(ranked), None)
 
 
 def _program_facts(page: PageData, found: dict[str, Any]) -> dict[str, object]:
