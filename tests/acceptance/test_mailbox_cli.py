@@ -594,7 +594,9 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
     (shell.cwd / FILE).touch()
     url = "sqlite:///longwatch.db"
     before = shell.json_output("db", "status")
-    assert (url, 0, 9) == (before["store"], before["schema"], before["known"])
+    assert (url, 0, 0, 10) == tuple(
+        before[name] for name in ("store", "schema", "min_reader", "known")
+    )
     steps = [
         "0004_initial",
         "0005_blame",
@@ -602,13 +604,31 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
         "0007_settled_executions",
         "0008_complete_flow",
         "0009_headers",
+        "0010_min_reader",
     ]
     assert steps == before["pending"]
     assert 0 == (shell.cwd / FILE).stat().st_size
     made = shell.json_output("db", "migrate")
-    assert {"store": url, "from": 0, "to": before["known"], "applied": before["pending"]} == made
-    assert {**before, "schema": before["known"], "pending": []} == shell.json_output("db", "status")
-    assert f"{url} is at schema {before['known']}: nothing to do" == shell.output("db", "migrate")
+    migrated = {"store": url, "from": 0, "to": 10, "min_reader": 10, "applied": before["pending"]}
+    assert migrated == made
+    assert {**before, "schema": 10, "min_reader": 10, "pending": []} == shell.json_output(
+        "db", "status"
+    )
+    said = shell.output("db", "migrate")
+    assert f"{url} is at schema 10, for versions from 10 on: nothing to do" == said
+
+
+def test_a_store_that_a_newer_version_expanded_is_told_and_used(shell: Shell) -> None:
+    shell.output("db", "migrate")
+    with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
+        store.execute("INSERT INTO longwatch_schema VALUES (11, 'far', CURRENT_TIMESTAMP, 10)")
+    told = shell.json_output("db", "status")
+    assert (11, 10, []) == (told["schema"], told["min_reader"], told["pending"])
+    assert "a newer Longwatch expanded the store" in shell.output("db", "status")
+    said = shell.output("db", "migrate")
+    assert "is at schema 11, for versions from 10 on: nothing to do" in said
+    shell.output("mailbox", "send", "jobs", "1")
+    assert 1 == shell.json_output("mailbox", "stats", "jobs")["ready"]
 
 
 def test_db_migrate_makes_a_store_that_only_its_owner_can_read(shell: Shell) -> None:
@@ -622,7 +642,10 @@ def test_db_migrate_makes_a_store_that_only_its_owner_can_read(shell: Shell) -> 
 def test_a_store_of_a_newer_version_is_told_and_not_used(shell: Shell) -> None:
     shell.output("db", "migrate")
     with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
-        store.execute("INSERT INTO longwatch_schema VALUES (9999, 'far', CURRENT_TIMESTAMP)")
+        store.execute(
+            "INSERT INTO longwatch_schema (version, name, applied_at) "
+            "VALUES (9999, 'far', CURRENT_TIMESTAMP)"
+        )
     told = shell.json_output("db", "status")
     assert (9999, []) == (told["schema"], told["pending"])
     assert "made by a newer Longwatch" in shell.output("db", "status")

@@ -424,7 +424,8 @@ class TestBadInput:
     def test_a_store_of_a_newer_version(self, database: Database, url: str) -> None:
         database.write(
             lambda tx: tx.execute(
-                f"INSERT INTO longwatch_schema VALUES ({TOO_NEW}, 'of_tomorrow', '')"
+                f"INSERT INTO longwatch_schema (version, name, applied_at) "
+                f"VALUES ({TOO_NEW}, 'of_tomorrow', '')"
             )
         )
         with Flow(url, [scrape_graph()]) as flow:

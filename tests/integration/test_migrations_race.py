@@ -115,7 +115,10 @@ def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) ->
     path = tmp_path / "some.db"
     database = SqliteDatabase(path)
     database.write(
-        lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'of_tomorrow', '')")
+        lambda tx: tx.execute(
+            "INSERT INTO longwatch_schema (version, name, applied_at) "
+            "VALUES (9999, 'of_tomorrow', '')"
+        )
     )
     database.close()
     again = SqliteDatabase(path)
@@ -123,8 +126,8 @@ def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) ->
         with pytest.raises(SchemaTooNewError) as caught:
             again.write(lambda _: None)
         expected = (
-            f"{path} was made by a newer Longwatch (schema 9999, this one knows {NEWEST}); "
-            f"upgrade Longwatch"
+            f"{path} was made by a newer Longwatch (schema 9999, for versions from 9999 on; this "
+            f"one knows {NEWEST}); upgrade Longwatch"
         )
         assert expected == str(caught.value)
     again.close()

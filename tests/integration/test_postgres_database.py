@@ -409,14 +409,14 @@ class TestAServerThatCannotBeReached:
             StoreLocationError, match="names no database that accepts connections"
         )
         with PostgresDatabase(server.url(name.replace(" ", "%20"))) as database, refused:
-            database.schema_version()
+            database.stored_schema()
 
     def test_because_it_does_not_know_the_user_is_told_as_a_refused_login(self, url: str) -> None:
         refused = pytest.raises(
             StoreAuthenticationError, match=r"check user, password and pg_hba\.conf"
         )
         with PostgresDatabase(f"{url}?user=nobody_of_that_name") as database, refused as error:
-            database.schema_version()
+            database.stored_schema()
         assert 2 == error.value.exit_code
 
     def test_because_its_encoding_has_no_place_for_some_texts_is_told_with_the_cure(
@@ -426,7 +426,7 @@ class TestAServerThatCannotBeReached:
             StoreLocationError, match=r"encoding LATIN1.*createdb --encoding=UTF8"
         )
         with encoded(server, "LATIN1") as url, PostgresDatabase(url) as database, refused:
-            database.schema_version()
+            database.stored_schema()
 
     def test_though_its_encoding_takes_every_text_is_not_told(self, server: PostgresServer) -> None:
         with encoded(server, "SQL_ASCII") as url, PostgresDatabase(url) as database:
@@ -439,7 +439,7 @@ class TestAServerThatCannotBeReached:
             PostgresDatabase(f"{url}?{setting}") as database,
             pytest.raises(StoreLocationError, match="check"),
         ):
-            database.schema_version()
+            database.stored_schema()
 
     def test_because_its_host_is_not_found_is_told_as_that_and_may_pass(self) -> None:
         refused = pytest.raises(ServerUnreachableError, match="host that was not found")
@@ -447,7 +447,7 @@ class TestAServerThatCannotBeReached:
             PostgresDatabase("postgresql://me@certificate.invalid/x") as database,
             refused as error,
         ):
-            database.schema_version()
+            database.stored_schema()
         assert 75 == error.value.exit_code
 
     @pytest.mark.parametrize("password", ["se/cret", "se@cret", "se%zzcret", "12/cret", "se/cr@et"])
@@ -493,9 +493,9 @@ class TestAServerThatCannotBeReached:
                 psycopg.connect(narrow) as only,
             ):
                 with pytest.raises(StoreBusyError, match="no free connection"):
-                    database.schema_version(timeout=1.0)
+                    database.stored_schema(timeout=1.0)
                 threading.Timer(0.1, only.close).start()
-                assert 0 == database.schema_version()
+                assert 0 == database.stored_schema().version
         finally:
             server.sql(f"DROP ROLE {role}")
 
@@ -517,7 +517,7 @@ class TestAServerThatCannotBeReached:
             PostgresDatabase(url) as database,
             pytest.raises(TooManyConnectionsError, match="no free connection"),
         ):
-            database.schema_version()
+            database.stored_schema()
 
 
 class InterruptedPool(ConnectionPool):
@@ -553,9 +553,10 @@ class TestTheSchema:
             "0007_settled_executions",
             "0008_complete_flow",
             "0009_headers",
+            "0010_min_reader",
         ]
         assert (0, pending) == (before.version, before.pending)
-        assert (9, []) == (after.version, after.pending)
+        assert (10, 10, []) == (after.version, after.min_reader, after.pending)
 
     @pytest.mark.parametrize("auto_migrate", [False, True])
     def test_of_version_3_is_refused_with_the_cure_and_not_touched(
@@ -574,7 +575,7 @@ class TestTheSchema:
             for _ in range(2):
                 with pytest.raises(SchemaTooOldError, match=cure):
                     database.write(lambda _: None)
-            assert 3 == database.schema_version()
+            assert 3 == database.stored_schema().version
         assert [("longwatch_schema",)] == server.sql(
             "SELECT tablename FROM pg_tables WHERE schemaname = 'public'", name
         )
@@ -583,7 +584,7 @@ class TestTheSchema:
         with PostgresDatabase(url, auto_migrate=False) as database:
             with pytest.raises(StoreLocationError, match="longwatch db migrate"):
                 database.write(lambda _: None)
-            assert 0 == database.schema_version()
+            assert 0 == database.stored_schema().version
 
     def test_finds_a_place_beside_tables_of_others_that_have_the_same_names(
         self, server: PostgresServer, url: str
@@ -605,7 +606,10 @@ class TestTheSchema:
 
     def test_of_a_newer_longwatch_is_refused(self, database: PostgresDatabase) -> None:
         database.write(
-            lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')")
+            lambda tx: tx.execute(
+                "INSERT INTO longwatch_schema (version, name, applied_at) "
+                "VALUES (9999, 'later', 'then')"
+            )
         )
         with (
             PostgresDatabase(database.url) as other,
@@ -618,7 +622,10 @@ class TestTheSchema:
     ) -> None:
         role, name = f"guest_{os.urandom(4).hex()}", database.url.rpartition("/")[2]
         database.write(
-            lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')")
+            lambda tx: tx.execute(
+                "INSERT INTO longwatch_schema (version, name, applied_at) "
+                "VALUES (9999, 'later', 'then')"
+            )
         )
         server.sql(f"CREATE ROLE {role} LOGIN")
         try:
@@ -644,7 +651,7 @@ class TestTheSchema:
             patch.setattr("longwatch.store.postgres.client.load_migrations", lambda _: steps)
             with PostgresDatabase(url, auto_migrate=True) as database:
                 database.write(insert_version_8_rows)
-                assert 8 == database.schema_version()
+                assert 8 == database.stored_schema().version
         with PostgresDatabase(url, auto_migrate=True) as database:
             mailbox = open_mailbox(database, "jobs")
             [message] = mailbox.receive()

@@ -243,7 +243,10 @@ class TestAFileThatIsNoStore:
     ) -> None:
         database = SqliteDatabase(path)
         database.write(
-            lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'of_tomorrow', '')")
+            lambda tx: tx.execute(
+                "INSERT INTO longwatch_schema (version, name, applied_at) "
+                "VALUES (9999, 'of_tomorrow', '')"
+            )
         )
         database.close()
         mailbox = opened(path)

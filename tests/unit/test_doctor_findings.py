@@ -46,11 +46,13 @@ from longwatch.app.doctor.timeouts import (
 )
 from longwatch.config.settings import load_settings
 from longwatch.errors import StoreError
+from longwatch.store.database import StoredSchema
 from longwatch.store.migrations import load_migrations
 from longwatch.workers.preflight import GroupInfo
 
 GIB = 1 << 30
 LATEST = load_migrations("sqlite")[-1].version
+NOW = StoredSchema(LATEST, 10)
 
 
 def said(found: Iterable[Finding]) -> list[str]:
@@ -204,27 +206,33 @@ def test_the_skew_of_a_server_counts_as_far_as_it_is_sure(
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        (SqliteFacts(journal_mode="wal", version=LATEST), []),
-        (SqliteFacts(journal_mode="delete", version=0), []),
+        (SqliteFacts(journal_mode="wal", schema=NOW), []),
+        (SqliteFacts(journal_mode="delete", schema=StoredSchema(0, 0)), []),
         (
-            SqliteFacts(journal_mode="wal", version=3),
+            SqliteFacts(journal_mode="wal", schema=StoredSchema(3, 3)),
             ["problem: schema 3 was made by an older Longwatch"],
         ),
         (
-            SqliteFacts(journal_mode="wal", version=99),
-            [f"problem: schema 99 was made by a newer Longwatch; this one knows {LATEST}"],
-        ),
-        (
-            SqliteFacts(journal_mode="wal", version=LATEST - 1),
+            SqliteFacts(journal_mode="wal", schema=StoredSchema(99, 98)),
             [
                 (
-                    f"warning: schema {LATEST - 1} is migrated to {LATEST} when it is next opened; "
-                    f"older versions cannot use it then"
+                    f"problem: schema 99 was made by a newer Longwatch, for versions from 98 on; "
+                    f"this one knows {LATEST}"
+                )
+            ],
+        ),
+        (SqliteFacts(journal_mode="wal", schema=StoredSchema(99, LATEST)), []),
+        (
+            SqliteFacts(journal_mode="wal", schema=StoredSchema(8, 8)),
+            [
+                (
+                    f"warning: schema 8 is migrated to {LATEST} when it is next opened; "
+                    f"versions below 10 cannot use it then"
                 )
             ],
         ),
         (
-            SqliteFacts(journal_mode="delete", version=LATEST, wal_bytes=GIB, mode=0o644),
+            SqliteFacts(journal_mode="delete", schema=NOW, wal_bytes=GIB, mode=0o644),
             [
                 "warning: journal_mode is delete, so readers and the writer wait for each other",
                 "warning: its -wal file has 1.0 GiB, because a reader holds a snapshot",
@@ -252,7 +260,7 @@ GOOD_POSTGRES: dict[str, Any] = {
     "idle": 0,
     "idle_limit_ms": 0,
     "standby": False,
-    "schema": LATEST,
+    "schema": NOW,
 }
 
 
@@ -284,12 +292,12 @@ GOOD_POSTGRES: dict[str, Any] = {
         ({"major": 12}, 0, ["problem: runs PostgreSQL 12"]),
         ({"standby": True}, 0, ["problem: is a standby, which takes no writes"]),
         (
-            {"schema": 0},
+            {"schema": StoredSchema(0, 0)},
             0,
             [f"problem: has no tables yet; this version needs {LATEST}"],
         ),
         (
-            {"schema": LATEST - 1},
+            {"schema": StoredSchema(LATEST - 1, LATEST - 1)},
             0,
             [f"problem: has schema {LATEST - 1}; this version needs {LATEST}"],
         ),

@@ -7,10 +7,12 @@ import pytest
 
 from longwatch.errors import SchemaTooNewError, SchemaTooOldError
 from longwatch.store.migrations import (
+    FIRST_WITH_MIN_READER,
     Migration,
-    current_version,
+    current_schema,
     load_migrations,
     migrate,
+    parse_migration,
     pending_migrations,
 )
 from longwatch.store.sqlite.connection import SqliteTransaction
@@ -56,11 +58,11 @@ def test_each_statement_of_a_step_is_a_whole_one(step: Migration) -> None:
 @pytest.mark.parametrize("steps", range(len(KNOWN) + 1))
 def test_every_older_version_is_brought_to_the_newest(store: SqliteTransaction, steps: int) -> None:
     migrate(store, KNOWN[:steps])
-    assert max((step.version for step in KNOWN[:steps]), default=0) == current_version(store)
+    assert max((step.version for step in KNOWN[:steps]), default=0) == current_schema(store).version
     assert [step.version for step in KNOWN[steps:]] == [
         step.version for step in migrate(store, KNOWN)
     ]
-    assert NEWEST == current_version(store)
+    assert NEWEST == current_schema(store).version
 
 
 @pytest.mark.parametrize("steps", range(len(KNOWN) + 1))
@@ -88,15 +90,63 @@ def test_a_second_run_has_nothing_to_do(store: SqliteTransaction) -> None:
 
 
 def test_a_store_of_a_newer_version_is_refused_with_the_cure(store: SqliteTransaction) -> None:
-    ahead = Migration(NEWEST + 1, "of_tomorrow", ("CREATE TABLE tomorrow (x)",))
+    ahead = Migration(NEWEST + 2, "of_tomorrow", ("CREATE TABLE tomorrow (x)",), NEWEST + 1)
     migrate(store, [*KNOWN, ahead])
     with pytest.raises(SchemaTooNewError) as caught:
         migrate(store, KNOWN)
     expected = (
-        f"the store was made by a newer Longwatch (schema {NEWEST + 1}, this one knows {NEWEST}); "
-        f"upgrade Longwatch"
+        f"the store was made by a newer Longwatch (schema {NEWEST + 2}, for versions from "
+        f"{NEWEST + 1} on; this one knows {NEWEST}); upgrade Longwatch"
     )
     assert expected == str(caught.value)
+
+
+def test_a_store_that_a_newer_version_expanded_is_used_and_left_as_it_is(
+    store: SqliteTransaction,
+) -> None:
+    migrate(store, [*KNOWN, Migration(NEWEST + 1, "more", ("CREATE TABLE more (x)",))])
+    before = schema(store)
+    assert [] == migrate(store, KNOWN)
+    assert (NEWEST + 1, KNOWN[-1].min_reader or 10) == current_schema(store)
+    assert before == schema(store)
+
+
+def test_steps_raise_min_reader_and_never_lower_it(store: SqliteTransaction) -> None:
+    raised = Migration(NEWEST + 1, "raised", (), NEWEST + 1)
+    later = [Migration(NEWEST + 2, "later", ()), Migration(NEWEST + 3, "lower", (), NEWEST)]
+    migrate(store, [*KNOWN, raised, *later])
+    assert (NEWEST + 3, NEWEST + 1) == current_schema(store)
+
+
+def test_a_store_from_before_min_reader_is_for_its_own_version_alone(
+    store: SqliteTransaction,
+) -> None:
+    migrate(store, [step for step in KNOWN if step.version < FIRST_WITH_MIN_READER])
+    assert (9, 9) == current_schema(store)
+
+
+def test_a_version_without_min_reader_is_for_itself_alone(store: SqliteTransaction) -> None:
+    migrate(store, KNOWN)
+    store.execute(
+        "INSERT INTO longwatch_schema (version, name, applied_at) VALUES (99, 'by_hand', '')"
+    )
+    assert (99, 99) == current_schema(store)
+
+
+def test_both_engines_declare_the_same_min_readers_none_above_its_own_step() -> None:
+    declared = [step.min_reader for step in KNOWN]
+    assert declared == [step.min_reader for step in load_migrations("postgresql")]
+    assert all(
+        step.min_reader is None or FIRST_WITH_MIN_READER <= step.min_reader <= step.version
+        for step in KNOWN
+    )
+
+
+def test_a_step_that_does_not_say_how_it_changes_min_reader_is_refused() -> None:
+    with pytest.raises(ValueError, match="0011_silent must declare min_reader"):
+        parse_migration(11, "silent", "-- More columns.\nCREATE TABLE more (x);\n")
+    assert 11 == parse_migration(12, "less", "-- min_reader: 11\nDROP TABLE x;\n").min_reader
+    assert None is parse_migration(11, "more", "-- min_reader: unchanged\n").min_reader
 
 
 @pytest.mark.parametrize("version", range(1, OLDEST))
@@ -112,7 +162,7 @@ def test_a_store_of_a_version_that_no_step_starts_from_is_refused_with_the_cure(
         f"empty its mailboxes with the old version, then name a new file or an empty database"
     )
     assert expected == str(caught.value)
-    assert (version, before) == (current_version(store), schema(store))
+    assert (version, before) == (current_schema(store).version, schema(store))
 
 
 def test_a_step_that_fails_leaves_the_version_before(
@@ -125,7 +175,7 @@ def test_a_step_that_fails_leaves_the_version_before(
     with pytest.raises(sqlite3.OperationalError, match="half"):
         migrate(store, [*KNOWN, bad])
     raw.execute("ROLLBACK")
-    assert NEWEST == current_version(store)
+    assert NEWEST == current_schema(store).version
     assert before == schema(store)
 
 

@@ -12,7 +12,7 @@ app = typer.Typer(help="Show or migrate the schema of a store.", no_args_is_help
 
 @app.command()
 def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Show the version of the schema and the pending migrations."""
+    """Show the version of the schema, who may use it, and the pending migrations."""
     from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
     from longwatch.store.migrations import TOO_OLD  # noqa: PLC0415
 
@@ -21,12 +21,15 @@ def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     fields = {
         "store": url,
         "schema": schema.version,
+        "min_reader": schema.min_reader,
         "known": schema.latest,
         "pending": schema.pending,
     }
     nothing = "nothing"
-    if schema.version > schema.latest:
+    if schema.is_too_new:
         nothing = "nothing; the store was made by a newer Longwatch, upgrade this one"
+    elif schema.version > schema.latest:
+        nothing = "nothing; a newer Longwatch expanded the store, this one may go on using it"
     elif schema.is_too_old:
         nothing = f"nothing; the store was made by an older Longwatch, {TOO_OLD}"
     output.print_result(
@@ -48,9 +51,15 @@ def migrate(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
         before, schema = migrate_store(opened)
         url = masked_url(opened)
     applied = schema.steps_between(before, schema.version)
-    fields = {"store": url, "from": before, "to": schema.version, "applied": applied}
+    fields = {
+        "store": url,
+        "from": before,
+        "to": schema.version,
+        "min_reader": schema.min_reader,
+        "applied": applied,
+    }
     text = (
-        f"{url} is at schema {schema.version}: "
+        f"{url} is at schema {schema.version}, for versions from {schema.min_reader} on: "
         f"{', '.join(applied) + ' applied' if applied else 'nothing to do'}"
     )
     output.print_result(text, fields, as_json=json)

@@ -19,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.masking import mask_text
@@ -39,6 +39,18 @@ class StoreResetError(StoreError):
     """A row that others refer to is gone, because the store was restored or emptied. Callers must
     read again what they had cached.
     """
+
+
+class StoredSchema(NamedTuple):
+    """The schema of a store: its version (0: no schema), and the lowest version of a process that
+    may use it (`store.migrations`).
+    """
+
+    version: int
+    min_reader: int
+
+
+NO_SCHEMA = StoredSchema(0, 0)
 
 
 class PreconditionFailedError(Exception):
@@ -189,8 +201,8 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def schema_version(self) -> int | None:
-        """Return the version of the schema, 0 if there is none, None if there is no store. Only
+    def stored_schema(self) -> StoredSchema | None:
+        """Return the schema, with version 0 if there is none; None if there is no store. Only
         reads.
         """
 

@@ -18,8 +18,9 @@ from longwatch.app.doctor.findings import Finding, ok, problem, size_text, warni
 from longwatch.app.doctor.subject import sqlite_path
 from longwatch.core.masking import mask_text
 from longwatch.errors import StoreError
-from longwatch.store.migrations import TOO_OLD, SchemaStatus, load_migrations
-from longwatch.store.sqlite.handle import schema_version
+from longwatch.store.database import NO_SCHEMA, StoredSchema
+from longwatch.store.migrations import TOO_OLD, SchemaStatus, load_migrations, read_schema
+from longwatch.store.sqlite.handle import stored_schema
 from longwatch.store.url import require_extra
 
 CONNECT_SECONDS = 3
@@ -49,12 +50,17 @@ def skew_findings(skew: float, round_trip: float) -> Iterator[Finding]:
     yield make(text, "run a time service such as chrony on both machines")
 
 
+def schema_text(schema: StoredSchema) -> str:
+    """The two numbers of a schema."""
+    return f"schema {schema.version} for versions from {schema.min_reader} on"
+
+
 def schema_findings(status: SchemaStatus, *, url: str, migrates_itself: bool) -> Iterator[Finding]:
     """Compare the schema of a store with what this version knows."""
-    if status.version > status.latest:
+    if status.is_too_new:
         yield problem(
-            f"schema {status.version} was made by a newer Longwatch; this one knows "
-            f"{status.latest}",
+            f"schema {status.version} was made by a newer Longwatch, for versions from "
+            f"{status.min_reader} on; this one knows {status.latest}",
             "upgrade Longwatch here",
         )
     elif status.is_too_old:
@@ -65,10 +71,10 @@ def schema_findings(status: SchemaStatus, *, url: str, migrates_itself: bool) ->
             f"{what}; this version needs {status.latest}",
             f"longwatch db migrate --store {mask_text(url)}",
         )
-    elif status.pending and status.version:
+    elif status.version and status.min_reader_after > status.version:
         yield warning(
-            f"schema {status.version} is migrated to {status.latest} when it is next opened; older "
-            f"versions cannot use it then",
+            f"schema {status.version} is migrated to {status.latest} when it is next opened; "
+            f"versions below {status.min_reader_after} cannot use it then",
             "stop processes of older versions first",
         )
 
@@ -81,7 +87,7 @@ class SqliteFacts:
     """What a SQLite file says of itself."""
 
     journal_mode: str
-    version: int
+    schema: StoredSchema
     wal_bytes: int = 0
     mode: int = 0o600
 
@@ -94,14 +100,14 @@ def sqlite_findings(url: str) -> Iterator[Finding]:
         return
     facts = read_sqlite(path)
     found = list(judge_sqlite(facts, url=url))
-    mode = f"journal {facts.journal_mode}, schema {facts.version}"
+    mode = f"journal {facts.journal_mode}, {schema_text(facts.schema)}"
     yield from found or [ok(f"{mode}, {size_text(path.stat().st_size)}")]
 
 
 def judge_sqlite(facts: SqliteFacts, *, url: str) -> Iterator[Finding]:
     steps = tuple(load_migrations("sqlite"))
-    yield from schema_findings(SchemaStatus(facts.version, steps), url=url, migrates_itself=True)
-    if facts.version and facts.journal_mode != "wal":
+    yield from schema_findings(SchemaStatus(facts.schema, steps), url=url, migrates_itself=True)
+    if facts.schema.version and facts.journal_mode != "wal":
         yield warning(
             f"journal_mode is {facts.journal_mode}, so readers and the writer wait for each other",
             "let Longwatch open it, which sets WAL, and let no other program change it back",
@@ -129,13 +135,13 @@ def read_sqlite(path: Path) -> SqliteFacts:
         ) as connection:
             connection.execute("PRAGMA query_only = ON")
             [(journal,)] = connection.execute("PRAGMA journal_mode").fetchall()
-            version = schema_version(connection)
+            schema = stored_schema(connection)
     except sqlite3.Error as error:
         raise StoreError(
             f"cannot be read ({error}); check its permissions, or restore it from a backup"
         ) from None
     mode = stat.S_IMODE(path.stat().st_mode)
-    return SqliteFacts(journal_mode=journal, version=version, wal_bytes=size, mode=mode)
+    return SqliteFacts(journal_mode=journal, schema=schema, wal_bytes=size, mode=mode)
 
 
 # --- PostgreSQL ---
@@ -173,7 +179,7 @@ def postgres_findings(url: str, processes: int) -> Iterator[Finding]:
     facts, skew, round_trip = read_postgres(url)
     found = [*judge_postgres(facts, processes=processes, url=url), *skew_findings(skew, round_trip)]
     text = (
-        f"PostgreSQL {facts['major']}, schema {facts['schema']}, {facts['used']} of "
+        f"PostgreSQL {facts['major']}, {schema_text(facts['schema'])}, {facts['used']} of "
         f"{facts['connections']} connections, clock within {abs(skew) + round_trip / 2:.1f} s"
     )
     yield from found or [ok(text)]
@@ -241,7 +247,7 @@ def read_postgres(url: str) -> tuple[dict[str, Any], float, float]:
     """
     with require_extra("postgres", url):
         import psycopg  # noqa: PLC0415 - optional
-        from psycopg.rows import dict_row  # noqa: PLC0415
+        from psycopg.rows import dict_row, tuple_row  # noqa: PLC0415
 
     try:
         with psycopg.connect(
@@ -256,11 +262,10 @@ def read_postgres(url: str) -> tuple[dict[str, Any], float, float]:
             row = connection.execute(_POSTGRES_FACTS).fetchone()
             ended = time.time()
             assert row is not None
-            facts: dict[str, Any] = {**row, "schema": 0}
+            facts: dict[str, Any] = {**row, "schema": NO_SCHEMA}
             if facts["has_schema"]:
-                query = "SELECT coalesce(max(version), 0) AS version FROM longwatch_schema"
-                found = connection.execute(query).fetchone()
-                facts["schema"] = int(found["version"]) if found else 0
+                cursor = connection.cursor(row_factory=tuple_row)
+                facts["schema"] = read_schema(lambda sql: cursor.execute(sql).fetchall())
     except psycopg.Error as error:
         reason = mask_text(" ".join(str(error).split()))
         raise StoreError(

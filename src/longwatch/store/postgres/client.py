@@ -18,8 +18,15 @@ import psycopg
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreBusyError, StoreLocationError, UsageError
-from longwatch.store.database import Channels, ClockJump, Transaction
-from longwatch.store.migrations import Migration, load_migrations, migrate, require_known_version
+from longwatch.store.database import NO_SCHEMA, Channels, ClockJump, StoredSchema, Transaction
+from longwatch.store.migrations import (
+    Migration,
+    is_up_to_date,
+    load_migrations,
+    migrate,
+    read_schema,
+    require_usable_schema,
+)
 from longwatch.store.postgres.commit_marker import CommitMarker, was_committed
 from longwatch.store.postgres.connection import PostgresConnection
 from longwatch.store.postgres.connector import ServerAddress, begin_session, warn_unsafe
@@ -193,18 +200,18 @@ class PostgresClient:
             self._prepare_lock.release()
 
     def _migrate(self, deadline: Deadline) -> None:
-        """Read the version first: an up-to-date schema is not locked, and its user needs no right
+        """Read the schema first: an up-to-date schema is not locked, and its user needs no right
         to change it.
         """
         known = load_migrations("postgresql")
-        version = self.read(schema_version, deadline)
-        newest = known[-1].version
-        if version == newest:
+        found = self.read(stored_schema, deadline)
+        if is_up_to_date(found, known):
             return
-        require_known_version(version, known, store=self._address.masked_url)
+        require_usable_schema(found, known, store=self._address.masked_url)
         if not self._auto_migrate:
             raise StoreLocationError(
-                f"{self._address.masked_url} is at schema {version} of {newest}; {_MIGRATE_CURE}"
+                f"{self._address.masked_url} is at schema {found.version} of {known[-1].version}; "
+                f"{_MIGRATE_CURE}"
             )
         try:
             self.write(lambda transaction: _migrate(transaction, known), deadline)
@@ -267,13 +274,12 @@ def _close_if_read_only(
             raise ConnectionLostError("the server has become read-only") from error
 
 
-def schema_version(transaction: Transaction) -> int:
-    """Return the version of the schema, 0 if there is none. Only reads, unlike `migrations`."""
+def stored_schema(transaction: Transaction) -> StoredSchema:
+    """Return the schema, with version 0 if there is none. Only reads, unlike `migrations`."""
     [(is_there,)] = transaction.rows("SELECT to_regclass('longwatch_schema') IS NOT NULL")
     if not is_there:
-        return 0
-    [(version,)] = transaction.rows("SELECT coalesce(max(version), 0) FROM longwatch_schema")
-    return int(version)
+        return NO_SCHEMA
+    return read_schema(transaction.rows)
 
 
 def _migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]:

@@ -43,12 +43,13 @@ from longwatch.store.database import (
     CALL_TIMEOUT,
     Channels,
     Database,
+    StoredSchema,
     StoreResetError,
     Transaction,
     require_plain_result,
 )
 from longwatch.store.forks import register_fork_hooks
-from longwatch.store.postgres.client import CommitUnknownError, PostgresClient, schema_version
+from longwatch.store.postgres.client import CommitUnknownError, PostgresClient, stored_schema
 from longwatch.store.postgres.connector import (
     DEFAULT_PLANS,
     ServerAddress,
@@ -136,10 +137,10 @@ class PostgresDatabase(Database):
             )
         return tx
 
-    def schema_version(self, *, timeout: float = CALL_TIMEOUT) -> int:
-        """Return the version of the schema, 0 if there is none. Only reads."""
+    def stored_schema(self, *, timeout: float = CALL_TIMEOUT) -> StoredSchema:
+        """Return the schema, with version 0 if there is none. Only reads."""
         client, deadline = self._open(), Deadline.after(timeout, self._clock)
-        return self._retry(lambda: client.read(schema_version, deadline), client, deadline)
+        return self._retry(lambda: client.read(stored_schema, deadline), client, deadline)
 
     def close(self) -> None:
         with self._open_lock:

@@ -27,12 +27,12 @@ from longwatch.errors import (
     StoreUnreachableError,
     UnsupportedError,
 )
-from longwatch.store.database import CALL_TIMEOUT, Channels, Database
+from longwatch.store.database import CALL_TIMEOUT, Channels, Database, StoredSchema
 from longwatch.store.forks import LockLike, acquire_locks, register_fork_hooks
 from longwatch.store.sqlite.connection import SqliteTransaction
 from longwatch.store.sqlite.errors import translate_errors
 from longwatch.store.sqlite.file import MOUNTINFO
-from longwatch.store.sqlite.handle import SqliteHandle, file_identity, schema_version
+from longwatch.store.sqlite.handle import SqliteHandle, file_identity, stored_schema
 
 T = TypeVar("T")
 
@@ -107,8 +107,8 @@ class SqliteDatabase(Database):
             )
         return tx
 
-    def schema_version(self) -> int | None:
-        """Return the version without opening the store, which would create or migrate it."""
+    def stored_schema(self) -> StoredSchema | None:
+        """Return the schema without opening the store, which would create or migrate it."""
         if not self.path.exists():
             return None
         with (
@@ -117,7 +117,7 @@ class SqliteDatabase(Database):
                 sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True)
             ) as connection,
         ):
-            return schema_version(connection)
+            return stored_schema(connection)
 
     def close(self) -> None:
         with self._open_lock:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from longwatch.errors import UsageError
-from longwatch.store.database import ClockJump
+from longwatch.store.database import NO_SCHEMA, ClockJump, StoredSchema
 from longwatch.store.forks import LockLike
-from longwatch.store.migrations import load_migrations, migrate
+from longwatch.store.migrations import is_up_to_date, load_migrations, migrate, read_schema
 from longwatch.store.notify.local import LocalNotifier
 from longwatch.store.sqlite.connection import SqliteConnection, SqliteTransaction
 from longwatch.store.sqlite.errors import translate_errors
@@ -151,11 +151,11 @@ class SqliteHandle:
     # --- opening and closing ---
 
     def _migrate(self) -> None:
-        """Read the version first: an up-to-date file is opened without waiting for a writer."""
+        """Read the schema first: an up-to-date file is opened without waiting for a writer."""
         known = load_migrations("sqlite")
         with translate_errors(self._path):
             with self._connection.transaction("BEGIN") as raw:
-                if schema_version(raw) == known[-1].version:
+                if is_up_to_date(stored_schema(raw), known):
                     return
             with self._connection.transaction("BEGIN IMMEDIATE") as raw:
                 migrate(SqliteTransaction(raw), known, store=str(self._path))
@@ -212,9 +212,8 @@ def file_identity(path: Path) -> object:
     return "sqlite", os.path.realpath(path)
 
 
-def schema_version(raw: sqlite3.Connection) -> int:
-    """Return the version of the schema, 0 if there is none. Only reads, unlike `migrations`."""
+def stored_schema(raw: sqlite3.Connection) -> StoredSchema:
+    """Return the schema of a file, with version 0 if it has none. Only reads."""
     if not raw.execute("SELECT 1 FROM sqlite_master WHERE name = 'longwatch_schema'").fetchall():
-        return 0
-    [(version,)] = raw.execute("SELECT coalesce(max(version), 0) FROM longwatch_schema").fetchall()
-    return int(version)
+        return NO_SCHEMA
+    return read_schema(lambda sql: raw.execute(sql).fetchall())
