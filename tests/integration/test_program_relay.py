@@ -200,9 +200,12 @@ def test_one_call_makes_a_plan_that_of_a_program_that_reports() -> None:
     connected = parent.connect(plan, ProgramKind.PAGE)
     try:
         assert ProgramKind.PAGE is connected.kind
-        assert {"LONGWATCH_PARENT", "LONGWATCH_PARENT_INCARNATION"} == (
-            connected.process.env.keys() - plan.process.env.keys()
-        )
+        variables = {
+            "LONGWATCH_PARENT",
+            "LONGWATCH_PARENT_INCARNATION",
+            "LONGWATCH_PARENT_PROTOCOL",
+        }
+        assert variables == connected.process.env.keys() - plan.process.env.keys()
         assert "1" == connected.process.env["MINE"]
         assert not connected.needs_restart(parent.connect(plan, ProgramKind.PAGE))
     finally:

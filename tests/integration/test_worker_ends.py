@@ -114,6 +114,15 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[EndRig]:
                 page.close()
 
 
+def test_a_process_of_another_protocol_ends_like_a_program_that_does_not_report(
+    rig: EndRig,
+) -> None:
+    rig.start(1)
+    assert rig.facts(1) == UNKNOWN
+    rig.report(1, "apart", protocol=2)
+    assert rig.facts(1) is None
+
+
 def test_reports_that_nobody_has_read_yet_count_when_the_end_is_judged(rig: EndRig) -> None:
     """Also while the handling of an earlier report waits for a store."""
     rig.is_open.clear()

@@ -3,11 +3,17 @@ leases the parent renews, the runner and the status page have it.
 
 It has one direction. The parent sends to a child through the child's beat page or as a signal. A
 long datagram is compressed: the metrics of hundreds of loops or nodes repeat the same names.
+
+Both ends are the same release, unless the package was upgraded under a running parent. So the
+parent tells its programs which `PROTOCOL` it speaks. A program that speaks another one stands
+apart: it sends nothing but `apart`, and runs as if it had no parent. A worker then renews its
+leases itself. The message `apart` and the three variables stay the same in every protocol.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import zlib
@@ -18,10 +24,16 @@ from typing import Any, Self
 from longwatch.errors import TryAgainError
 from longwatch.host.incarnation import Incarnation
 
+_log = logging.getLogger("longwatch.parent")
 PARENT_SOCKET_VARIABLE = "LONGWATCH_PARENT"
 """The variable that names the parent's socket."""
 PARENT_INCARNATION_VARIABLE = "LONGWATCH_PARENT_INCARNATION"
 """The variable with the parent's incarnation (`host.incarnation`)."""
+PARENT_PROTOCOL_VARIABLE = "LONGWATCH_PARENT_PROTOCOL"
+"""The variable with the protocol of the parent. Parents that do not set it speak the first."""
+FIRST_PROTOCOL = 1
+PROTOCOL = FIRST_PROTOCOL
+"""The reports, and the layout of the beat page. Raise it when one end would misread the other."""
 SUSPECTS_VARIABLE = "LONGWATCH_SUSPECTS"
 """The variable that makes a worker process run suspects (`store.blame`), and no other rows."""
 MAX_DATAGRAM_BYTES = 128 * 1024
@@ -47,13 +59,26 @@ class ParentChannel:
         """Make the channel that the environment names, and remove its variables from the
         environment.
 
-        The channel belongs to this process alone, not to its children. None if there is no channel.
+        The channel belongs to this process alone, not to its children. None if there is no channel,
+        or if the parent speaks another protocol, which is then logged and reported to it.
         """
         address = environ.pop(PARENT_SOCKET_VARIABLE, "")
         parent = environ.pop(PARENT_INCARNATION_VARIABLE, None)
+        protocol = environ.pop(PARENT_PROTOCOL_VARIABLE, str(FIRST_PROTOCOL))
         if not address:
             return None
-        return cls(address, None if parent is None else f"{parent} {Incarnation.of(os.getppid())}")
+        made = cls(address, None if parent is None else f"{parent} {Incarnation.of(os.getppid())}")
+        if protocol == str(PROTOCOL):
+            return made
+        _log.warning(
+            "expected a parent of protocol %s, found %s: the package was replaced under it; this "
+            "process goes on as if it had no parent, and renews its leases itself; restart the "
+            "parent",
+            PROTOCOL,
+            protocol,
+        )
+        made.report_apart()
+        return None
 
     def send(self, about: str, **facts: object) -> None:
         """Send a message that must arrive. Blocks for up to 5 s; raises TryAgainError
@@ -80,6 +105,11 @@ class ParentChannel:
         """
         with suppress(TryAgainError):
             self.send("finished")
+
+    def report_apart(self) -> None:
+        """Report that this process speaks another protocol. Does not raise."""
+        with suppress(TryAgainError):
+            self.send("apart", protocol=PROTOCOL)
 
     def _send(self, about: str, facts: dict[str, object], *, timeout: float) -> None:
         data = encode_datagram({"about": about, "pid": os.getpid(), **facts})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from longwatch.host.parent_channel import PROTOCOL
 from longwatch.observe.counters import MetricSample
 from longwatch.observe.metric_families import Families
 from longwatch.observe.runner_families import runner_families
@@ -22,6 +23,10 @@ class ChildRecord:
         """Unique among the programs of this parent; pids are reused."""
         self.is_stopping = False
         """Whether the supervisor is stopping it."""
+        self.is_apart = False
+        """Whether it speaks another protocol, so that it reports nothing and renews its leases
+        itself.
+        """
         self.families: Families = {}
         """The metrics that only this program has, by name."""
         self.failing: list[str] = []
@@ -31,6 +36,12 @@ class ChildRecord:
 
     def accept(self, report: Mapping[str, Any]) -> None:
         """Note the parts of a report that must be known at once. Never waits."""
+        if report["about"] == "apart":
+            self.is_apart = True
+            theirs = report["protocol"]
+            self.failing = [
+                f"parent: expected protocol {theirs}, found {PROTOCOL}; restart the parent"
+            ]
 
     def record_state(self, facts: Mapping[str, Any], now: float) -> list[MetricSample]:  # noqa: ARG002 - a worker has ages
         """Note the readiness. Returns the metrics of the process."""

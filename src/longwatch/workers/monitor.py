@@ -15,6 +15,8 @@ A worker process reports its leases (`host.parent_channel`) and writes a beat pa
                    not freeze it
     it ends        the supervisor asks for the facts of its end (`end_facts`), then it calls
                    `program_ended`: sweep its rows at once, whatever the cause
+    it is apart    its code speaks another protocol (`host.parent_channel`): it renews its leases
+                   itself, is not ready here, and ends like a program that is no worker
     guardian lost  every worker was killed with it: blame no row
     suspects       a worker reports that suspects are free: `workers.suspects` runs them
 
@@ -231,14 +233,15 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
 
     def end_facts(self, plan: ProgramPlan, pid: int) -> EndFacts | None:
         """The facts about a worker that has ended and was not removed yet, after reading the last
-        reports. None for a worker of another user, which does not report, and for other programs.
+        reports. None for a worker of another user or another protocol, which does not report, and
+        for other programs.
         """
         if PARENT_SOCKET_VARIABLE not in plan.process.env:
             return None
         for channel in self._channels:
             channel.accept_arrived()
         worker = self._reports.find(pid)
-        if not isinstance(worker, WorkerRecord):
+        if not isinstance(worker, WorkerRecord) or worker.is_apart:
             return None
         return EndFacts(
             has_joined=worker.has_joined,

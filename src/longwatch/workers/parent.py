@@ -15,7 +15,12 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Events
 from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.host.incarnation import Incarnation
-from longwatch.host.parent_channel import PARENT_INCARNATION_VARIABLE, PARENT_SOCKET_VARIABLE
+from longwatch.host.parent_channel import (
+    PARENT_INCARNATION_VARIABLE,
+    PARENT_PROTOCOL_VARIABLE,
+    PARENT_SOCKET_VARIABLE,
+    PROTOCOL,
+)
 from longwatch.host.service import Service
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.socket_directory import SocketDirectory
@@ -97,6 +102,7 @@ class WorkerParent(Service):
         return {
             PARENT_SOCKET_VARIABLE: str(self._socket_path()),
             PARENT_INCARNATION_VARIABLE: str(self._incarnation),
+            PARENT_PROTOCOL_VARIABLE: str(PROTOCOL),
         }
 
     def _kill_worker(self, pid: int, reason: str) -> None:

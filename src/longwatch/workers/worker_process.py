@@ -3,7 +3,7 @@ worker` and `longwatch up`.
 
 `python -m longwatch.workers.worker_process check module:name` only inspects the group, and prints
 its facts. With `LONGWATCH_SUSPECTS` in its environment it runs only the suspects of the group
-(`workers.suspects`).
+(`workers.suspects`). If the parent speaks another protocol, it renews its leases itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from longwatch.core.masking import mask_text
 from longwatch.core.traceback_text import describe_traceback
 from longwatch.errors import LongwatchError
 from longwatch.host.nonblocking_writer import NonblockingWriter
-from longwatch.host.parent_channel import SUSPECTS_VARIABLE, ParentChannel
+from longwatch.host.parent_channel import PARENT_SOCKET_VARIABLE, SUSPECTS_VARIABLE, ParentChannel
 from longwatch.observe.event_log import EventLog, LogSink, redirect_logging
 from longwatch.observe.log_format import to_json, to_pretty
 from longwatch.observe.metrics import Metrics
@@ -50,10 +50,16 @@ def main(arguments: Sequence[str]) -> int:
         line = f"\n{GROUP_INFO_PREFIX}{json.dumps(_inspect(import_path))}\n"
         os.write(1, line.encode())
         return 0
+    has_parent = PARENT_SOCKET_VARIABLE in os.environ
     parent = ParentChannel.from_environment()
+    is_apart = has_parent and parent is None
     runs_suspects = os.environ.pop(SUSPECTS_VARIABLE, "") != ""
+    if is_apart and runs_suspects:
+        return 0  # without the parent, ordinary processes run their suspects themselves
     try:
         group = load_group(import_path)
+        if is_apart:
+            group.health_port = None  # the parent may serve it
         install_if_wanted(os.environ)
         return _run(group, parent, runs_suspects=runs_suspects)
     except LongwatchError as error:

@@ -124,6 +124,7 @@ class WorkerRecord(ChildRecord):
 
     def accept(self, report: Mapping[str, Any]) -> None:
         """Note the parts of a report that the judgement of its end needs. Never waits."""
+        super().accept(report)
         match report["about"]:
             case "group":
                 self._record_group(report)
@@ -247,6 +248,8 @@ class WorkerRecord(ChildRecord):
     @property
     def reason(self) -> HealthReason:
         """Why it is not ready, as far as it has reported."""
+        if self.is_apart:
+            return HealthReason.PENDING
         if not self.has_joined:
             return HealthReason.NOT_STARTED
         if self.is_stalled:
