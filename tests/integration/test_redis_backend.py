@@ -15,7 +15,12 @@ import pytest
 
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
-from longwatch.errors import SchemaTooOldError, StoreFullError, UnsupportedError
+from longwatch.errors import (
+    SchemaTooNewError,
+    SchemaTooOldError,
+    StoreFullError,
+    UnsupportedError,
+)
 from longwatch.host.beatpage import BeatPage
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import NewMessage, new_id
@@ -163,6 +168,70 @@ def test_mailboxes_of_an_older_version_are_refused_with_the_cure(
         with pytest.raises(SchemaTooOldError, match="empty them with that version"):
             store.mailbox_names()
         assert {b"7": b"work"} == client.hgetall(MAILBOXES_KEY)
+
+
+def use_layout(patch: pytest.MonkeyPatch, version: int, min_reader: int) -> None:
+    """Have this process work like a release with this layout."""
+    patch.setattr("longwatch.mailbox.redis.store.SCHEMA_VERSION", version)
+    patch.setattr("longwatch.mailbox.redis.store.MIN_READER", min_reader)
+
+
+def stored_layout(server: RedisServer) -> bytes | None:
+    with server.client() as client:
+        found: bytes | None = client.hget(MAILBOXES_KEY, SCHEMA_FIELD)
+    return found
+
+
+def test_a_layout_that_was_expanded_is_shared_by_old_and_new_processes(
+    server: RedisServer, store: RedisStore
+) -> None:
+    old = store.backend("jobs")
+    old.put(new_messages(1, b"old"))
+    assert b"5" == stored_layout(server)
+    with pytest.MonkeyPatch.context() as patch:
+        use_layout(patch, 6, 5)
+        new = RedisStore(server.url)
+        new.backend("jobs").put(new_messages(1, b"new"))
+    assert b"6 5" == stored_layout(server)
+    again = RedisStore(server.url)
+    again.backend("jobs").put(new_messages(1, b"again"))
+    assert ["jobs"] == again.mailbox_names()
+    assert b"6 5" == stored_layout(server)
+    assert [b"old", b"new", b"again"] == [row.item.body for row in claim(old, enter(old), 3)]
+    new.close()
+    again.close()
+
+
+def test_a_layout_that_was_contracted_is_refused_with_the_cure(
+    server: RedisServer, store: RedisStore
+) -> None:
+    store.backend("jobs").put(new_messages(1))
+    with pytest.MonkeyPatch.context() as patch:
+        for version, least in ((6, 5), (7, 6)):
+            use_layout(patch, version, least)
+            newer = RedisStore(server.url)
+            newer.backend("jobs").put(new_messages(1))
+            newer.close()
+    assert b"7 6" == stored_layout(server)
+    older = RedisStore(server.url)
+    with pytest.raises(SchemaTooNewError, match="upgrade Longwatch here"):
+        older.backend("jobs").put(new_messages(1))
+    with pytest.raises(SchemaTooNewError, match="upgrade Longwatch here"):
+        older.mailbox_names()
+    older.close()
+    assert b"7 6" == stored_layout(server)
+
+
+def test_a_layout_below_what_a_release_can_share_is_refused(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.backend("jobs").put(new_messages(1))
+    use_layout(monkeypatch, 7, 6)
+    newer = RedisStore(server.url)
+    with pytest.raises(SchemaTooOldError, match="empty them with that version"):
+        newer.backend("jobs").put(new_messages(1))
+    newer.close()
+    assert b"5" == stored_layout(server)
 
 
 def test_rows_of_two_mailboxes_never_share_a_number(store: RedisStore) -> None:

@@ -335,6 +335,13 @@ GOOD_REDIS = {"redis_version": "7.2.0", "aof_enabled": "1", "role": "master"}
         ({}, None, []),
         ({}, "5", []),
         ({}, "4", ["problem: its keys have layout 4, this version needs 5"]),
+        ({}, "none", ["problem: its keys have layout none, this version needs 5"]),
+        ({}, "7 5", []),
+        (
+            {},
+            "7 6",
+            ["problem: its keys have layout 7, for versions from 6 on; this one knows 5"],
+        ),
         (
             {"aof_enabled": "0", "maxmemory_policy": "allkeys-lru"},
             None,

@@ -290,7 +290,11 @@ def redis_findings(url: str) -> Iterator[Finding]:
 
 def judge_redis(info: Mapping[str, str], schema: str | None) -> Iterator[Finding]:
     """Decide on the reply to INFO and on the schema of the mailboxes; None if there are none."""
-    from longwatch.mailbox.redis.store import SCHEMA_VERSION  # noqa: PLC0415 - redis is optional
+    from longwatch.mailbox.redis.store import (  # noqa: PLC0415 - redis is optional
+        MIN_READER,
+        SCHEMA_VERSION,
+        parse_layout,
+    )
     from longwatch.mailbox.redis.transport import unsafe_settings  # noqa: PLC0415
 
     for fault in unsafe_settings(dict(info)):
@@ -316,7 +320,14 @@ def judge_redis(info: Mapping[str, str], schema: str | None) -> Iterator[Finding
             f"uses {size_text(used)} of {size_text(most)}; a full server refuses sends",
             "raise maxmemory, or purge mailboxes",
         )
-    if schema is not None and schema != str(SCHEMA_VERSION):
+    layout = NO_SCHEMA if schema is None else parse_layout(schema)
+    if layout.min_reader > SCHEMA_VERSION:
+        yield problem(
+            f"its keys have layout {layout.version}, for versions from {layout.min_reader} on; "
+            f"this one knows {SCHEMA_VERSION}",
+            "upgrade Longwatch here",
+        )
+    elif schema is not None and layout.version < MIN_READER:
         yield problem(
             f"its keys have layout {schema}, this version needs {SCHEMA_VERSION}",
             "empty its mailboxes with the version that made them, or use another database",

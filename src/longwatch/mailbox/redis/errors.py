@@ -8,6 +8,7 @@ from redis import exceptions as redis
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import (
+    SchemaTooNewError,
     SchemaTooOldError,
     StoreAuthenticationError,
     StoreBusyError,
@@ -27,6 +28,9 @@ _CONNECT_ERROR = re.compile(r"Error -?\d+ connecting to \S+\. (.+)\.")
 OTHER_SCHEMA = (
     "holds mailboxes of another version of Longwatch; empty them with that version and delete the "
     "keys longwatch:*, or use another database"
+)
+NEWER_SCHEMA = (
+    "holds mailboxes of a newer Longwatch, which this one cannot share; upgrade Longwatch here"
 )
 _PASSWORD: ErrorMeaning = (
     StoreAuthenticationError,
@@ -60,6 +64,7 @@ _MEANING_BY_CODE: dict[str, ErrorMeaning] = {
         StoreReadOnlyError,
         "cannot save to its disk and takes no writes; check its log and its disk",
     ),
+    "NEWERSCHEMA": (SchemaTooNewError, NEWER_SCHEMA),
     "OTHERSCHEMA": (SchemaTooOldError, OTHER_SCHEMA),
     "NOAUTH": _PASSWORD,
     "NOPERM": _PERMISSION,

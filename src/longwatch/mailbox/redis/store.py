@@ -28,24 +28,32 @@ from weakref import finalize
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
-from longwatch.errors import SchemaTooOldError, StoreClosedError, UnsupportedError
+from longwatch.errors import (
+    SchemaTooNewError,
+    SchemaTooOldError,
+    StoreClosedError,
+    UnsupportedError,
+)
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.redis.backend import NO_TRANSACTION, RedisBackend, RedisOwner
 from longwatch.mailbox.redis.client import RedisClient, RetryMode
 from longwatch.mailbox.redis.codec import NUMBER_BITS
-from longwatch.mailbox.redis.errors import OTHER_SCHEMA
+from longwatch.mailbox.redis.errors import NEWER_SCHEMA, OTHER_SCHEMA
 from longwatch.mailbox.redis.listener import RedisListener
 from longwatch.mailbox.redis.transport import RedisNode
 from longwatch.mailbox.redis.url import invalid_url
-from longwatch.store.database import ClockJump, OwnerRegistry
+from longwatch.store.database import NO_SCHEMA, ClockJump, OwnerRegistry, StoredSchema
 from longwatch.store.forks import register_fork_hooks
 
 MAILBOXES_KEY = "longwatch:mailboxes"
 """The hash number -> name of every mailbox; the only key without the tag of a mailbox."""
 SCHEMA_FIELD = "schema"
 SCHEMA_VERSION = 5
-"""The layout of the keys (lua/keys.lua), kept in the hash of mailboxes. A process refuses any other
-layout: a process of another version would misread the counters.
+"""The layout of the keys (lua/keys.lua), kept in the hash of mailboxes."""
+MIN_READER = 5
+"""The lowest layout whose processes can share the keys with this version. It stays when a layout
+expands, and is raised a release later: the rule of `store.migrations`, except that no layout is
+migrated from one below `MIN_READER`. Processes from before the rule refuse every other layout.
 """
 MAX_MAILBOXES = 1 << (63 - NUMBER_BITS)
 
@@ -68,6 +76,17 @@ class RedisResources:
         """In a forked child: close its copies of the parent's connections."""
         self.listener.abandon()
         self.client.close_after_fork()
+
+
+def parse_layout(text: str) -> StoredSchema:
+    """Read the field `schema`: a version, and its `min_reader` where that differs."""
+    match text.split():
+        case [version] if version.isdecimal():
+            return StoredSchema(int(version), int(version))
+        case [version, least] if version.isdecimal() and least.isdecimal():
+            return StoredSchema(int(version), int(least))
+        case _:
+            return NO_SCHEMA
 
 
 class RedisStore:
@@ -102,7 +121,13 @@ class RedisStore:
         """Return the number of a mailbox in this store, with which its row numbers begin."""
         number = self._numbers.get(name)
         if number is None:
-            arguments = (name, preferred_number(name), MAX_MAILBOXES, SCHEMA_VERSION)
+            arguments = (
+                name,
+                preferred_number(name),
+                MAX_MAILBOXES,
+                SCHEMA_VERSION,
+                MIN_READER,
+            )
             number = int(
                 self.resources().client.run_script(
                     "register_mailbox", MAILBOXES_KEY, arguments, retry=RetryMode.ONCE
@@ -120,8 +145,10 @@ class RedisStore:
         """Return the names of all mailboxes, sorted."""
         found = self.resources().client.read("HGETALL", MAILBOXES_KEY)
         names = dict(zip(found[::2], found[1::2], strict=True))
-        schema = names.pop(SCHEMA_FIELD.encode(), b"none")
-        if names and schema != str(SCHEMA_VERSION).encode():
+        layout = parse_layout(names.pop(SCHEMA_FIELD.encode(), b"").decode())
+        if layout.min_reader > SCHEMA_VERSION:
+            raise SchemaTooNewError(f"{mask_text(self.url)} {NEWER_SCHEMA}")
+        if names and layout.version < MIN_READER:
             raise SchemaTooOldError(f"{mask_text(self.url)} {OTHER_SCHEMA}")
         return sorted(name.decode() for name in names.values())
 
