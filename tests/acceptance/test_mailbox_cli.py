@@ -594,8 +594,8 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
     (shell.cwd / FILE).touch()
     url = "sqlite:///longwatch.db"
     before = shell.json_output("db", "status")
-    assert (url, 0, 0, 10) == tuple(
-        before[name] for name in ("store", "schema", "min_reader", "known")
+    assert (url, 0, 0, 10, 10) == tuple(
+        before[name] for name in ("store", "schema", "min_reader", "known", "min_reader_after")
     )
     steps = [
         "0004_initial",

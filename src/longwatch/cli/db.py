@@ -12,7 +12,7 @@ app = typer.Typer(help="Show or migrate the schema of a store.", no_args_is_help
 
 @app.command()
 def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
-    """Show the version of the schema, who may use it, and the pending migrations."""
+    """Show the version of the schema, the lowest that may use it, and pending migrations."""
     from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
     from longwatch.store.migrations import TOO_OLD  # noqa: PLC0415
 
@@ -24,6 +24,7 @@ def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
         "min_reader": schema.min_reader,
         "known": schema.latest,
         "pending": schema.pending,
+        "min_reader_after": schema.min_reader_after,
     }
     nothing = "nothing"
     if schema.is_too_new:
