@@ -52,9 +52,9 @@ EXPANDING = "".join(
 CONTRACTING = (
     f"-- min_reader: {NEXT}\nALTER TABLE longwatch_runner_runs RENAME TO longwatch_runs;\n"
 )
-MESSAGES = 240
-PER_ROUND = 20
-"""Messages that are done between one kill and the next."""
+BATCH = 60
+"""Messages that are sent before each kill, which comes when the first of them are done."""
+KILLS = ("old", "new", "old", "new")
 
 WORKER = """
 import time
@@ -80,6 +80,24 @@ from longwatch.mailbox.url import open_store
 jobs = open_mailbox(open_store(URL, auto_migrate=True), "jobs")
 jobs.send_many(range(*SPAN), reply_to="done", headers={"tenant": "acme"})
 print("sent", flush=True)
+"""
+FLOW = """
+from longwatch.flow import Flow, Graph
+
+squares = Graph("squares", version="1")
+squares.input("number")
+
+@squares.compute(after="number")
+def square(number):
+    return number * number
+
+with Flow(URL, graphs=[squares]) as flow:
+    execution = flow.start("squares", number=NUMBER, idempotency_key=str(NUMBER))
+    if WORKS:
+        with flow.worker():
+            print(execution.get("square", timeout=30), flush=True)
+    else:
+        print("started", flush=True)
 """
 OPENER = """
 from longwatch.errors import LongwatchError, SchemaTooNewError
@@ -167,29 +185,43 @@ def test_workers_of_both_releases_share_a_store_while_they_are_killed(
 ) -> None:
     """0 lost and 0 doubled: one reply for each message, none dead, and both sides replied."""
     new = copy_package(tmp_path / "new", EXPANDING)
-    run(old, SENDER, URL=url, SPAN=(0, MESSAGES // 2))
+    run(old, SENDER, URL=url, SPAN=(0, BATCH))
     with ExitStack() as stack:
         fleet = Fleet(url, {"old": old, "new": new}, stack)
         fleet.start("old")
         done = stack.enter_context(closing(open_mailbox(url, "done")))
         jobs = stack.enter_context(closing(open_mailbox(url, "jobs")))
-        wait_until_done(done, PER_ROUND)
-        run(new, SENDER, URL=url, SPAN=(MESSAGES // 2, MESSAGES))  # migrates under the old worker
+        wait_until_done(done, 1)
+        run(new, SENDER, URL=url, SPAN=(BATCH, 2 * BATCH))  # migrates under the old worker
         fleet.start("new")
-        for number, side in enumerate(("old", "new", "old", "new"), start=2):
-            wait_until_done(done, number * PER_ROUND)
+        sent = 2 * BATCH
+        for side in KILLS:
+            wait_until_done(done, sent)
+            jobs.send_many(range(sent, sent + BATCH), reply_to="done")
+            wait_until_done(done, sent + 5)
             fleet.replace(side)
-        wait_until_done(done, MESSAGES)
+            sent += BATCH
+        wait_until_done(done, sent)
         assert eventually(lambda: jobs.stats().leased == 0)
         left = jobs.stats()
         found = list(replies(done))
     assert (0, 0) == (left.ready, left.dead)
-    assert Counter(range(MESSAGES)) == Counter(number for number, _, _ in found)
+    assert Counter(range(sent)) == Counter(number for number, _, _ in found)
     assert {"old", "new"} == {side for _, side, _ in found}
     assert any(attempt > 1 for _, _, attempt in found), "no kill hit a message in work"
     status = status_of(url)
     assert status is not None
     assert (NEXT, 10, []) == (status.version, status.min_reader, status.pending)
+
+
+def test_executions_of_one_release_are_computed_by_the_other(
+    url: str, old: Path, tmp_path: Path
+) -> None:
+    new = copy_package(tmp_path / "new", EXPANDING)
+    run(new, SENDER, URL=url, SPAN=(0, 1))
+    for starter, worker, number in ((new, old, 12), (old, new, 13)):
+        assert "started" == run(starter, FLOW, URL=url, NUMBER=number, WORKS=False)
+        assert str(number**2) == run(worker, FLOW, URL=url, NUMBER=number, WORKS=True)
 
 
 def test_a_release_below_min_reader_is_refused_with_the_cure_and_changes_nothing(
