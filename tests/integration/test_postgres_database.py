@@ -239,6 +239,24 @@ class TestTheConnections:
             assert 1 == connections(server, url)
         assert eventually(lambda: connections(server, url) == 0)
 
+    def test_keep_no_setting_when_a_transaction_has_ended(self, database: PostgresDatabase) -> None:
+        """Behind a pooler other applications use the session next."""
+        names = (
+            "statement_timeout",
+            "idle_in_transaction_session_timeout",
+            "jit",
+            "plan_cache_mode",
+            "enable_seqscan",
+            "enable_bitmapscan",
+        )
+        settings = f"SELECT {', '.join(f'current_setting({name!r})' for name in names)}".encode()
+        deadline = Deadline.after(30.0, SystemClock())
+        changed = database.write(lambda tx: tx.rows(settings.decode()))
+        with database._open()._pool.connection(deadline) as connection:
+            after = connection.query(settings, (), deadline)
+        assert [("30s", "1min", "off", "force_generic_plan", "off", "off")] == changed
+        assert [("0", "0", "on", "auto", "on", "on")] == after
+
     def test_are_bounded_and_who_finds_none_free_in_its_time_is_told(self, url: str) -> None:
         with PostgresDatabase(url, size=2) as database, ExitStack() as ends:
             database.read(lambda tx: tx.rows("SELECT 1"))

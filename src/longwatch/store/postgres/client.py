@@ -29,7 +29,7 @@ from longwatch.store.migrations import (
 )
 from longwatch.store.postgres.commit_marker import CommitMarker, was_committed
 from longwatch.store.postgres.connection import PostgresConnection
-from longwatch.store.postgres.connector import ServerAddress, begin_session, warn_unsafe
+from longwatch.store.postgres.connector import ServerAddress, check_server, warn_unsafe
 from longwatch.store.postgres.errors import CallTimeoutError, ConnectionLostError, first_line
 from longwatch.store.postgres.listener import PostgresListener
 from longwatch.store.postgres.notify_throttle import NotifyThrottle
@@ -226,7 +226,7 @@ class PostgresClient:
     def _connect(self, deadline: Deadline, *, warns: bool = True) -> PostgresConnection:
         connection = self._address.connect(deadline)
         try:
-            faults = begin_session(connection, self._address.masked_url, deadline)
+            faults = check_server(connection, self._address.masked_url, deadline)
             self.was_reached = True
             if warns and not self._has_warned:
                 self._has_warned = True

@@ -16,6 +16,7 @@ import secrets
 
 from longwatch.core.deadline import Deadline
 from longwatch.store.postgres.connection import BoundStatement, PostgresConnection
+from longwatch.store.postgres.transaction import BEGIN_READ_WRITE
 
 MAX_SERIES_COMMITS = 1000
 """Commits after which a connection starts a new series. While a snapshot keeps old row versions
@@ -68,5 +69,9 @@ def was_committed(
     connection: PostgresConnection, series: int, number: int, deadline: Deadline
 ) -> bool:
     """Return whether that commit was made. If it was not, it never will be."""
-    [(last,)] = connection.query(_CLOSE_SERIES, (series,), deadline)
+    for statement in BEGIN_READ_WRITE:
+        connection.send(statement)
+    connection.send(_CLOSE_SERIES, (series,))
+    connection.send(b"COMMIT")
+    [(last,)] = connection.rows(connection.sync(deadline)[len(BEGIN_READ_WRITE)])
     return bool(last == number)

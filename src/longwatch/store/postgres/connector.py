@@ -1,6 +1,6 @@
 """Parses the URL of a PostgreSQL server and connects to it.
 
-Every connection begins with its session settings and a check of the server's settings.
+Every connection begins with a check of the server's settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from longwatch.errors import (
     UnsafeSettingsWarning,
     UsageError,
 )
-from longwatch.store.database import CALL_TIMEOUT
 from longwatch.store.postgres.connection import PostgresConnection, poll_milliseconds
 from longwatch.store.postgres.errors import CallTimeoutError
 
@@ -291,43 +290,18 @@ _SAFE_ENCODINGS = frozenset({"UTF8", "SQL_ASCII"})
 """Database encodings that can store every text. With others a name or an error might not be
 writable.
 """
-_SESSION_SETTINGS = {
-    "statement_timeout": f"{CALL_TIMEOUT:.0f}s",
-    "idle_in_transaction_session_timeout": f"{2 * CALL_TIMEOUT:.0f}s",
-    "jit": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-}
-"""The settings of every session.
-
-The timeouts end a statement soon after its call, and free the locks of a client that froze in a
-transaction. Statements are planned once, to use an index: a plan made while a queue was empty must
-also suit a million messages. `DEFAULT_PLANS` restores the planner for users' statements.
-"""
 _UTF8_CURE = "create another with `createdb --encoding=UTF8 --template=template0 NAME`"
-_DEFAULT_PLANNER = {"plan_cache_mode": "auto", "enable_seqscan": "on", "enable_bitmapscan": "on"}
-DEFAULT_PLANS = (
-    "SELECT "
-    + ", ".join(
-        f"set_config('{name}', '{value}', true)" for name, value in _DEFAULT_PLANNER.items()
-    )
-).encode()
-_BEGIN_SESSION = (
+_SERVER_FACTS = (
     "SELECT current_setting('server_encoding'), "
     + ", ".join(f"current_setting('{name}')" for name in _DANGERS)
-    + ", "
-    + ", ".join(
-        f"set_config('{name}', '{value}', false)" for name, value in _SESSION_SETTINGS.items()
-    )
 ).encode()
 
 
-def begin_session(connection: PostgresConnection, masked_url: str, deadline: Deadline) -> list[str]:
-    """Apply the session settings, and return the unsafe settings of the server. Raises
-    StoreLocationError for a database that cannot store every text.
+def check_server(connection: PostgresConnection, masked_url: str, deadline: Deadline) -> list[str]:
+    """Return the unsafe settings of the server. Raises StoreLocationError for a database that
+    cannot store every text.
     """
-    [(encoding, *settings)] = connection.query(_BEGIN_SESSION, (), deadline)
+    [(encoding, *settings)] = connection.query(_SERVER_FACTS, (), deadline)
     if encoding not in _SAFE_ENCODINGS:
         raise StoreLocationError(
             f"{masked_url} uses the encoding {encoding}, which cannot store every text; "

@@ -51,7 +51,6 @@ from longwatch.store.database import (
 from longwatch.store.forks import register_fork_hooks
 from longwatch.store.postgres.client import CommitUnknownError, PostgresClient, stored_schema
 from longwatch.store.postgres.connector import (
-    DEFAULT_PLANS,
     ServerAddress,
     ServerNotReadyError,
     ServerUnreachableError,
@@ -59,7 +58,11 @@ from longwatch.store.postgres.connector import (
 )
 from longwatch.store.postgres.errors import CallTimeoutError, is_transient, translate_error
 from longwatch.store.postgres.pool import POOL_SIZE
-from longwatch.store.postgres.transaction import BEGIN_READ_WRITE, PostgresTransaction
+from longwatch.store.postgres.transaction import (
+    BEGIN_OF_USER,
+    BEGIN_READ_WRITE,
+    PostgresTransaction,
+)
 from longwatch.store.postgres.user_transaction import (
     UserConnectionCheck,
     locate_tables,
@@ -112,7 +115,7 @@ class PostgresDatabase(Database):
         """`write` with the default planner settings, which users' statements need."""
         return self._run(
             lambda transaction: require_plain_result(work(transaction)),
-            (*BEGIN_READ_WRITE, DEFAULT_PLANS),
+            BEGIN_OF_USER,
             CALL_TIMEOUT,
         )
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psycopg
 from psycopg.pq.abc import PGresult
 
 from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreError, UsageError
-from longwatch.store.database import ClockJump, Parameters, PreconditionFailedError, Row
+from longwatch.store.database import (
+    CALL_TIMEOUT,
+    ClockJump,
+    Parameters,
+    PreconditionFailedError,
+    Row,
+)
 from longwatch.store.postgres.connection import BoundStatement, PostgresConnection
 from longwatch.store.postgres.errors import (
     CallTimeoutError,
@@ -21,8 +27,38 @@ NOTIFY_CHANNEL = "longwatch"
 NOTIFY_SQL = b"SELECT pg_notify('longwatch', $1)"
 """All processes share one channel of the server. The payload names the sender and the channel."""
 
-BEGIN_READ_WRITE = (b"BEGIN ISOLATION LEVEL READ COMMITTED",)
-BEGIN_READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
+_TIME_LIMITS = {
+    "statement_timeout": f"{CALL_TIMEOUT:.0f}s",
+    "idle_in_transaction_session_timeout": f"{2 * CALL_TIMEOUT:.0f}s",
+    "jit": "off",
+}
+_INDEX_PLANS = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+}
+
+
+def _settings(values: Mapping[str, str]) -> bytes:
+    """Return the statement that sets these until the end of the transaction."""
+    calls = (f"set_config('{name}', '{value}', true)" for name, value in values.items())
+    return f"SELECT {', '.join(calls)}".encode()
+
+
+SETTINGS = _settings({**_TIME_LIMITS, **_INDEX_PLANS})
+"""The settings of a transaction, which end with it: behind a pooler the session belongs to others
+too.
+
+The timeouts end a statement soon after its call, and free the locks of a client that froze in a
+transaction. Statements are planned once, to use an index: a plan made while a queue was empty must
+also suit a million messages.
+"""
+BEGIN_READ_WRITE = (b"BEGIN ISOLATION LEVEL READ COMMITTED", SETTINGS)
+BEGIN_READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", SETTINGS)
+BEGIN_OF_USER = (BEGIN_READ_WRITE[0], _settings(_TIME_LIMITS))
+"""The begin of a transaction with users' statements, which get the plans of the server's
+settings.
+"""
 _HAS_WRITTEN = b"SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
 NO_PARAMETERS: Parameters = {}
 _REQUIRE_SQL = "SELECT ln(({})::int)"
