@@ -70,6 +70,12 @@ TOOLS = (
         "the image of the containers in tests, which no registry has to serve",
     ),
     SystemTool(
+        "pgbouncer",
+        "pgbouncer",
+        ("pgbouncer", "--version"),
+        "PostgreSQL behind a pooler that lends connections for one transaction",
+    ),
+    SystemTool(
         "zsh",
         "zsh",
         ("zsh", "--version"),

@@ -17,7 +17,8 @@ from longwatch.errors import UsageError
 from longwatch.host.crash_file import CRASH_DIR_VARIABLE, CrashFile
 from longwatch.host.runtime_dir import private_file_directory, runtime_directory
 from longwatch.mailbox import open_mailbox
-from longwatch.store.notify.local import LocalNotifier, _warn_of_polling
+from longwatch.store.notify.listener import warn_of_polling
+from longwatch.store.notify.local import LocalNotifier
 from longwatch.store.sqlite.database import SqliteDatabase
 from polling import eventually
 from snippet import run_snippet
@@ -70,7 +71,7 @@ def runtime_root(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
     root = base / f"longwatch-{os.geteuid()}"
     root.mkdir(0o700)
-    _warn_of_polling.cache_clear()
+    warn_of_polling.cache_clear()
     return root
 
 

@@ -94,6 +94,8 @@ def looks_secret(name: str) -> bool:
     """
     if name in _PLAIN_NAMES:
         return False
+    if name == "listen_url":  # in the query of a store's URL, and so with its : and @ encoded
+        return True
     words = [word.lower() for word in _WORDS.findall(name)]
     return (
         any(_SECRET_WORD.fullmatch(word) for word in words)

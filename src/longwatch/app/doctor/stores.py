@@ -249,15 +249,18 @@ def read_postgres(url: str) -> tuple[dict[str, Any], float, float]:
         import psycopg  # noqa: PLC0415 - optional
         from psycopg.rows import dict_row, tuple_row  # noqa: PLC0415
 
+        from longwatch.store.postgres.connector import split_own_parameters  # noqa: PLC0415
+
+    libpq_url, _ = split_own_parameters(url)
     try:
         with psycopg.connect(
-            url,
-            autocommit=True,
+            libpq_url,
+            prepare_threshold=None,
             row_factory=dict_row,
             connect_timeout=CONNECT_SECONDS,
             application_name="longwatch-doctor",
         ) as connection:
-            connection.execute(f"SET statement_timeout = '{ANSWER_SECONDS}s'")
+            connection.execute(f"SET LOCAL statement_timeout = '{ANSWER_SECONDS}s'")
             began = time.time()
             row = connection.execute(_POSTGRES_FACTS).fetchone()
             ended = time.time()

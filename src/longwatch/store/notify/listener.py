@@ -33,6 +33,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import cache
 from typing import ClassVar, Protocol
 
 from longwatch.core.backoff import Backoff, BackoffPolicy
@@ -48,6 +49,18 @@ _CLOSE_TIMEOUT = 2.0
 
 ChannelsToWake = Collection[str] | None
 """None: every channel."""
+
+
+@cache
+def warn_of_polling(reason: str) -> None:
+    """Log, once per process, that notifications of other processes do not arrive."""
+    import logging  # noqa: PLC0415 - rarely needed, and `longwatch up` starts sooner without it
+
+    logging.getLogger("longwatch.store").warning(
+        "messages of other processes are found by polling, once every %g s: %s",
+        WAKE_INTERVAL,
+        reason,
+    )
 
 
 class NotifyConnection(Protocol):

@@ -32,7 +32,6 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache
 from math import inf
 from pathlib import Path
 
@@ -40,7 +39,12 @@ from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreUnreachableError, UsageError
 from longwatch.host.runtime_dir import runtime_directory, runtime_directory_path
 from longwatch.store.database import Channels
-from longwatch.store.notify.listener import WAKE_INTERVAL, ChannelsToWake, NotificationListener
+from longwatch.store.notify.listener import (
+    WAKE_INTERVAL,
+    ChannelsToWake,
+    NotificationListener,
+    warn_of_polling,
+)
 
 MAX_DATAGRAM_BYTES = 4096
 """Bytes in one datagram."""
@@ -49,18 +53,6 @@ _UNFINISHED = ".new"
 """The suffix of a socket's name until it is bound."""
 _UNFINISHED_SECONDS = 60.0
 _SOCKET_NAME = re.compile(rf"[0-9a-f]{{12}}-[0-9a-f]{{8}}({re.escape(_UNFINISHED)})?")
-
-
-@cache
-def _warn_of_polling(reason: str) -> None:
-    """Log, once per process, that notifications of other processes do not arrive."""
-    import logging  # noqa: PLC0415 - rarely needed, and `longwatch up` starts sooner without it
-
-    logging.getLogger("longwatch.store").warning(
-        "messages of other processes are found by polling, once every %g s: %s",
-        WAKE_INTERVAL,
-        reason,
-    )
 
 
 class DatagramSocket:
@@ -124,7 +116,7 @@ class DatagramListener(NotificationListener):
             remove_dead_sockets(runtime_directory())
             return DatagramSocket(self._path)
         except (UsageError, StoreUnreachableError) as error:
-            _warn_of_polling(str(error))
+            warn_of_polling(str(error))
             raise StoreUnreachableError(str(error)) from error
 
 
@@ -229,7 +221,7 @@ class LocalNotifier:
         if self._problem:
             self._problem = _directory_problem()
         if self._problem:
-            _warn_of_polling(self._problem)
+            warn_of_polling(self._problem)
         else:
             self._notify_peers("\n".join(names).encode())
         self.listener.subscriptions.wake(names)

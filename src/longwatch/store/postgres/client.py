@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,7 +30,12 @@ from longwatch.store.migrations import (
 )
 from longwatch.store.postgres.commit_marker import CommitMarker, was_committed
 from longwatch.store.postgres.connection import PostgresConnection
-from longwatch.store.postgres.connector import ServerAddress, check_server, warn_unsafe
+from longwatch.store.postgres.connector import (
+    ServerAddress,
+    ServerFacts,
+    check_server,
+    warn_unsafe,
+)
 from longwatch.store.postgres.errors import CallTimeoutError, ConnectionLostError, first_line
 from longwatch.store.postgres.listener import PostgresListener
 from longwatch.store.postgres.notify_throttle import NotifyThrottle
@@ -53,6 +59,12 @@ _MIGRATE_CURE = (
 _SCHEMA_CURE = "run CREATE SCHEMA longwatch, and add options=-csearch_path=longwatch to the URL"
 
 
+_LOST_STATEMENTS = (
+    psycopg.errors.DuplicatePreparedStatement,
+    psycopg.errors.InvalidSqlStatementName,
+)
+
+
 class CommitUnknownError(Exception):
     """The reply to a commit was lost. Holds the marker with which to ask whether it was made, and
     the result to return if so.
@@ -73,15 +85,15 @@ class PostgresClient:
         self, address: ServerAddress, *, jump: ClockJump, size: int, auto_migrate: bool
     ) -> None:
         self.was_reached = False
+        self._is_pooled = address.pooled
+        """Whether a pooler lends connections for one transaction. None: not known yet."""
         self._has_warned = False
         self._address = address
         self._jump = jump
         self._auto_migrate = auto_migrate
         self._client_id = os.urandom(6).hex()
         self._pool = ConnectionPool(self._connect, size=size)
-        self._listener = PostgresListener(
-            lambda deadline: self._connect(deadline, warns=False), client_id=self._client_id
-        )
+        self._listener = PostgresListener(self._connect_listener, client_id=self._client_id)
         self._throttle = NotifyThrottle(self._notify)
         self._markers: WeakKeyDictionary[PostgresConnection, CommitMarker] = WeakKeyDictionary()
         self._prepare_lock = threading.Lock()
@@ -100,7 +112,7 @@ class PostgresClient:
         lost.
         """
         began = time.monotonic()
-        with self._pool.connection(deadline) as connection:
+        with self._connection(deadline) as connection:
             transaction = self._transaction(connection, deadline, begin)
             try:
                 result = work(transaction)
@@ -116,7 +128,7 @@ class PostgresClient:
 
     def read(self, work: Callable[[Any], T], deadline: Deadline) -> T:
         """Run work on one snapshot of the data. Does not wait for the end of the transaction."""
-        with self._pool.connection(deadline) as connection:
+        with self._connection(deadline) as connection:
             transaction = self._transaction(connection, deadline, BEGIN_READ_ONLY)
             try:
                 return work(transaction)
@@ -128,7 +140,7 @@ class PostgresClient:
 
     def was_committed(self, unknown: CommitUnknownError, deadline: Deadline) -> bool:
         """Return whether a commit was made. If it was not, it never will be."""
-        with self._pool.connection(deadline) as connection:
+        with self._connection(deadline) as connection:
             found = was_committed(connection, unknown.series, unknown.number, deadline)
         if found:
             self._throttle.defer(self._remote_channels(unknown.transaction))
@@ -223,22 +235,58 @@ class PostgresClient:
 
     # --- connections ---
 
-    def _connect(self, deadline: Deadline, *, warns: bool = True) -> PostgresConnection:
-        connection = self._address.connect(deadline)
+    @contextmanager
+    def _connection(self, deadline: Deadline) -> Iterator[PostgresConnection]:
+        """Lend a connection of the pool. Without named statements if they prove to get lost."""
+        with self._pool.connection(deadline) as connection:
+            try:
+                yield connection
+            except _LOST_STATEMENTS as error:
+                if self._is_pooled:
+                    raise
+                self._is_pooled = True
+                connection.close("a pooler gives its prepared statements to others")
+                raise ConnectionLostError(connection.closed_reason) from error
+
+    def _connect(self, deadline: Deadline) -> PostgresConnection:
+        connection, facts = self._connect_to(self._address, deadline)
+        if self._is_pooled is None:
+            self._is_pooled = connection.announced_pid != facts.pid
+        connection.names_statements = not self._is_pooled
+        self.was_reached = True
+        if not self._has_warned:
+            self._has_warned = True
+            warn_unsafe(self._address.masked_url, facts.faults)
+        return connection
+
+    def _connect_listener(self, deadline: Deadline) -> PostgresConnection | None:
+        """Return a connection that may LISTEN, or None if only a pooler is there. A pooler's
+        connection must not LISTEN: others would get what it receives.
+        """
+        address = self._address.listener or self._address
+        if address is self._address and self._is_pooled:
+            return None
+        connection, facts = self._connect_to(address, deadline)
+        if address is self._address and self._is_pooled is None:
+            self._is_pooled = connection.announced_pid != facts.pid
+        if address is self._address and self._is_pooled:
+            connection.close()
+            return None
+        return connection
+
+    def _connect_to(
+        self, address: ServerAddress, deadline: Deadline
+    ) -> tuple[PostgresConnection, ServerFacts]:
+        connection = address.connect(deadline)
         try:
-            faults = check_server(connection, self._address.masked_url, deadline)
-            self.was_reached = True
-            if warns and not self._has_warned:
-                self._has_warned = True
-                warn_unsafe(self._address.masked_url, faults)
+            return connection, check_server(connection, address.masked_url, deadline)
         except BaseException:
             connection.close()
             raise
-        return connection
 
     def _notify(self, channels: list[str]) -> None:
         deadline = Deadline.after(1.0, SystemClock())
-        with self._pool.connection(deadline) as connection:
+        with self._connection(deadline) as connection:
             for channel in channels:
                 connection.send(NOTIFY_SQL, (self._payload(channel),))
             connection.sync(deadline)

@@ -15,6 +15,7 @@ and must arrive within part of the time.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import time
@@ -56,7 +57,13 @@ class PostgresConnection:
     def __init__(self, pgconn: PGconn) -> None:
         self.fileno = pgconn.socket
         self.connected_at = time.monotonic()
+        self.announced_pid = pgconn.backend_pid
+        """The server's process, or any number if a pooler is in between."""
         self.closed_reason = ""
+        self.names_statements = False
+        """Whether to prepare statements. A pooler that lends the server's connection for one
+        transaction would have them in another one.
+        """
         self._pgconn = pgconn
         self._transformer = Transformer()
         self._prepared: dict[_PreparedKey, bytes] = {}
@@ -180,12 +187,12 @@ class PostgresConnection:
 
     def _prepare(self, key: _PreparedKey) -> bytes:
         """Send a statement to be prepared, and treat it as prepared until a reply shows that it
-        failed. Returns an empty name when too many are prepared.
+        failed. Returns an empty name when none is to be prepared.
         """
-        if self._prepared_count >= MAX_PREPARED:
+        if self._prepared_count >= MAX_PREPARED or not self.names_statements:
             return b""
         self._prepared_count += 1
-        name = self._prepared[key] = b"lw%d" % self._prepared_count
+        name = self._prepared[key] = _statement_name(key)
         self._pgconn.send_prepare(name, *key)
         self._preparing[self._segment_size] = key
         self._segment_size += 1
@@ -298,6 +305,13 @@ class PostgresConnection:
         text = " ".join(str(error).split()) or "the server closed the connection"
         self.close(text)
         raise ConnectionLostError(text) from error
+
+
+def _statement_name(key: _PreparedKey) -> bytes:
+    """Return the name of a statement. It follows from the statement, so that behind a pooler a name
+    never means the statement of another process.
+    """
+    return b"lw" + hashlib.blake2b(repr(key).encode(), digest_size=12).hexdigest().encode()
 
 
 def poll_milliseconds(deadline: Deadline) -> float | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import select
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import psycopg
 from psycopg import pq
@@ -52,17 +53,24 @@ _LIBPQ_HINT = re.compile(r" Is the server running [^?]*\?")
 class ServerAddress:
     """The address of a server, from a URL. The URL may contain all that libpq accepts: several
     hosts, TLS, `options=-csearch_path=…`.
+
+    Two parameters are Longwatch's own. `pooled` says whether the address is that of a pooler that
+    lends a server's connection for one transaction; without it, that is found out. `listen_url` is
+    the server's own address, where such a process can listen.
     """
 
     def __init__(self, url: str) -> None:
+        libpq_url, own = split_own_parameters(url)
+        self.pooled = _read_pooled(own.get("pooled"))
+        self.listener = ServerAddress(own["listen_url"]) if "listen_url" in own else None
         try:
-            self._parts: dict[str, Any] = conninfo_to_dict(url)
+            self._parts: dict[str, Any] = conninfo_to_dict(libpq_url)
         except psycopg.Error:  # its text may contain the password
             raise UsageError(
                 f"{_HIDDEN_URL} cannot be read; {_ENCODE_CURE}, and check the names after the ?"
             ) from None
         self.masked_url = mask_text(url)
-        if _has_split_password(url, self._parts):
+        if _has_split_password(libpq_url, self._parts):
             raise UsageError(
                 f"{_HIDDEN_URL} cannot be read; {_ENCODE_CURE}, and the port is a number from "
                 f"1 to 65535"
@@ -220,8 +228,24 @@ _HIDDEN_URL = "postgresql://***"
 _ENCODE_CURE = (
     "write it as postgresql://user@host:5432/database, with / # ? @ % in a password percent-encoded"
 )
+_OWN_PARAMETERS = frozenset({"pooled", "listen_url"})
 _LAST_PORT = 65535
 _PATH = re.compile(r"[^/]*//[^/?]*/([^?]*)")
+
+
+def split_own_parameters(url: str) -> tuple[str, dict[str, str]]:
+    """Return the URL without the parameters that libpq does not know, and those parameters."""
+    head, mark, query = url.partition("?")
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    own = {name: unquote(value) for name, _, value in pairs if name in _OWN_PARAMETERS}
+    kept = "&".join("".join(pair) for pair in pairs if pair[0] not in _OWN_PARAMETERS)
+    return (f"{head}{mark if kept else ''}{kept}" if own else url), own
+
+
+def _read_pooled(text: str | None) -> bool | None:
+    if text not in {None, "true", "false"}:
+        raise UsageError(f"expected pooled=true or pooled=false in the URL, got pooled={text!r}")
+    return None if text is None else text == "true"
 
 
 def _has_split_password(url: str, parts: dict[str, Any]) -> bool:
@@ -292,26 +316,38 @@ writable.
 """
 _UTF8_CURE = "create another with `createdb --encoding=UTF8 --template=template0 NAME`"
 _SERVER_FACTS = (
-    "SELECT current_setting('server_encoding'), "
+    "SELECT pg_backend_pid(), current_setting('server_encoding'), "
     + ", ".join(f"current_setting('{name}')" for name in _DANGERS)
 ).encode()
 
 
-def check_server(connection: PostgresConnection, masked_url: str, deadline: Deadline) -> list[str]:
-    """Return the unsafe settings of the server. Raises StoreLocationError for a database that
-    cannot store every text.
+class ServerFacts(NamedTuple):
+    """What a connection leads to."""
+
+    pid: int
+    """The server's process. A pooler has announced another one at the start of the connection."""
+    faults: list[str]
+    """The unsafe settings, each with its cure."""
+
+
+def check_server(
+    connection: PostgresConnection, masked_url: str, deadline: Deadline
+) -> ServerFacts:
+    """Return the facts of the server. Raises StoreLocationError for a database that cannot store
+    every text.
     """
-    [(encoding, *settings)] = connection.query(_SERVER_FACTS, (), deadline)
+    [(pid, encoding, *settings)] = connection.query(_SERVER_FACTS, (), deadline)
     if encoding not in _SAFE_ENCODINGS:
         raise StoreLocationError(
             f"{masked_url} uses the encoding {encoding}, which cannot store every text; "
             f"{_UTF8_CURE}"
         )
-    return [
+    faults = [
         f"{name} is off, so {danger}; set it to on"
-        for (name, danger), value in zip(_DANGERS.items(), settings, strict=False)
+        for (name, danger), value in zip(_DANGERS.items(), settings, strict=True)
         if value == "off"
     ]
+    return ServerFacts(pid, faults)
 
 
 def warn_unsafe(masked_url: str, faults: list[str]) -> None:

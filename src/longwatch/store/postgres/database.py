@@ -15,8 +15,9 @@ lost or settled twice. A forgotten claim leaves its row free and its owner fence
 on disk has its claim before it. But a server that crashes would forget its last claims. That work
 would run twice, and a message that crashes the server would never be blamed.
 
-Behind PgBouncer use pool_mode=session. With pool_mode=transaction notifications do not arrive, and
-sessions share their settings. Receivers then find messages by polling, up to a second late.
+Behind a pooler that lends connections for one transaction (PgBouncer's pool_mode=transaction)
+nothing is left in the session: no settings, no prepared statements, no LISTEN. Receivers then find
+messages by polling, up to a second late, unless the URL names the server itself with `listen_url`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Receives NOTIFY on a dedicated connection.
 
 A payload is `CLIENT/CHANNEL`, or a control message between listeners (`presence`). Payloads of this
-process are skipped, because it has already woken its own subscriptions. Behind a pooler that shares
-connections no payload ever arrives. Then only the wake interval wakes receivers.
+process are skipped, because it has already woken its own subscriptions. Behind a pooler that lends
+connections for one transaction there is no connection to listen on. Then only the wake interval
+wakes receivers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ import psycopg
 from longwatch.core.clock import SystemClock
 from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreError
-from longwatch.store.notify.listener import WAKE_INTERVAL, ChannelsToWake, NotificationListener
+from longwatch.store.notify.listener import (
+    WAKE_INTERVAL,
+    ChannelsToWake,
+    NotificationListener,
+    WakePipe,
+    warn_of_polling,
+)
 from longwatch.store.postgres.connection import PostgresConnection
 from longwatch.store.postgres.presence import ListenerPresence
 from longwatch.store.postgres.transaction import NOTIFY_CHANNEL, NOTIFY_SQL
@@ -36,7 +43,7 @@ class PostgresListener(NotificationListener):
 
     def __init__(
         self,
-        connect: Callable[[Deadline], PostgresConnection],
+        connect: Callable[[Deadline], PostgresConnection | None],
         *,
         client_id: str,
         wake_interval: float = WAKE_INTERVAL,
@@ -46,9 +53,41 @@ class PostgresListener(NotificationListener):
         self._connect = connect
         self._client_id = client_id
 
-    def connect(self) -> ListeningConnection:
+    def connect(self) -> ListeningConnection | PollingOnly:
         connection = self._connect(_after(_CONNECT_TIMEOUT))
+        if connection is None:
+            warn_of_polling(
+                "the store's URL leads through a pooler; add listen_url= with the server's own URL"
+            )
+            return PollingOnly()
         return ListeningConnection(connection, self.presence, self._client_id)
+
+
+class PollingOnly:
+    """Takes the place of a connection where none may listen: nothing is ever received."""
+
+    def __init__(self) -> None:
+        self._pipe = WakePipe()
+        self.fileno = self._pipe.fileno
+
+    def start(self) -> Iterable[ChannelsToWake]:
+        """Wake every channel: earlier notifications were missed."""
+        yield None
+
+    def subscribe(self, channels: set[str]) -> None:
+        """Does nothing."""
+
+    def receive(self) -> ChannelsToWake:
+        return ()
+
+    def check_alive(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def abandon(self) -> None:
+        self._pipe.abandon()
 
 
 class ListeningConnection:
