@@ -29,6 +29,7 @@ from longwatch.errors import (
 from longwatch.mailbox import open_mailbox
 from longwatch.store.database import Transaction
 from longwatch.store.migrations import load_migrations, schema_status
+from longwatch.store.postgres import pool
 from longwatch.store.postgres.connector import (
     ServerAddress,
     ServerUnreachableError,
@@ -278,6 +279,26 @@ class TestTheConnections:
             for holder in holders:
                 holder.join()
             assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"))
+
+    def test_that_are_idle_are_closed_but_one(
+        self, server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+        with PostgresDatabase(url) as database:
+            for _ in range(2):
+                barrier = threading.Barrier(4)
+
+                def wait(_: Any, barrier: threading.Barrier = barrier) -> None:
+                    barrier.wait(30.0)
+
+                readers = [threading.Thread(target=database.read, args=(wait,)) for _ in range(4)]
+                for reader in readers:
+                    reader.start()
+                for reader in readers:
+                    reader.join()
+                assert eventually(lambda: connections(server, url) == 1)
+            kept = database.read(lambda tx: tx.rows("SELECT pg_backend_pid()"))
+            assert kept == database.read(lambda tx: tx.rows("SELECT pg_backend_pid()"))
 
     def test_that_the_server_ended_are_made_again_within_the_call(
         self, server: PostgresServer, database: PostgresDatabase

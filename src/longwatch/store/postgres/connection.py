@@ -56,7 +56,7 @@ class PostgresConnection:
 
     def __init__(self, pgconn: PGconn) -> None:
         self.fileno = pgconn.socket
-        self.connected_at = time.monotonic()
+        self.connected_at = self.used_at = time.monotonic()
         self.announced_pid = pgconn.backend_pid
         """The server's process, or any number if a pooler is in between."""
         self.closed_reason = ""

@@ -1,4 +1,5 @@
-"""The connection pool of one process: as many connections as are used at once, up to a limit.
+"""The connection pool of one process: as many connections as are used at once, up to a limit. All
+but one are closed again when they have not been used for a while.
 
 psycopg_pool is not used. It connects from its own threads at start. This pool connects when a call
 needs it, within the time of that call, and a forked child can abandon it.
@@ -7,15 +8,19 @@ needs it, within the time of that call, and a forked child can abandon it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary, WeakSet
 
 from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreBusyError, StoreClosedError
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.store.postgres.connection import PostgresConnection
 
 POOL_SIZE = 8
+IDLE_SECONDS = 10.0
+"""Seconds without use after which a connection is closed, unless it is the only free one."""
 
 
 class _Checkout:
@@ -45,7 +50,10 @@ class ConnectionPool:
         self._checkouts: WeakSet[_Checkout] = (
             WeakSet()
         )  # weak: a checkout that an interrupt skipped past ends with its caller's frame
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._closing = threading.Condition(lock)
+        self._shrinker: BackgroundThread | None = None
         self._closed = False
 
     @contextmanager
@@ -69,6 +77,7 @@ class ConnectionPool:
             self._closed = True
             free, self._free = self._free, []
             self._changed.notify_all()
+            self._closing.notify_all()
         for connection in free:
             self._discard(connection)
 
@@ -111,15 +120,49 @@ class ConnectionPool:
         with self._changed:
             self._checkouts.discard(checkout)
             if connection is not None and connection.is_idle and not self._closed:
-                (
-                    self._free if self._generations[connection] == self._generation else dropped
-                ).append(connection)
+                if self._generations[connection] == self._generation:
+                    self._keep(connection)
+                else:
+                    dropped.append(connection)
             elif connection is not None:
                 dropped, self._free = [connection, *self._free], []
                 self._generation += 1
             self._changed.notify()
         for each in dropped:
             self._discard(each)
+
+    # --- connections that are no longer needed ---
+
+    def _keep(self, connection: PostgresConnection) -> None:
+        """Add a free connection. While there are several, a thread watches their age."""
+        connection.used_at = time.monotonic()
+        self._free.append(connection)
+        if len(self._free) > 1 and self._shrinker is None:
+            self._shrinker = BackgroundThread(
+                self._shrink, name="longwatch-postgres-pool", report_errors=True
+            )
+            try:
+                self._shrinker.start()
+            except RuntimeError:  # no thread can start; the next return tries again
+                self._shrinker = None
+
+    def _shrink(self) -> None:
+        while idle := self._next_idle():
+            for connection in idle:
+                self._discard(connection)
+
+    def _next_idle(self) -> list[PostgresConnection]:
+        """Wait until connections have been idle for long, and take them. Empty when at most one is
+        free: the thread then ends.
+        """
+        with self._changed:
+            while len(self._free) > 1:
+                left = self._free[0].used_at + IDLE_SECONDS - time.monotonic()
+                if left <= 0:
+                    return [self._free.pop(0)]
+                self._closing.wait(left)
+            self._shrinker = None
+            return []
 
     def _discard(self, connection: PostgresConnection) -> None:
         self._connections.discard(connection)
