@@ -16,6 +16,7 @@ import pytest
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreClosedError, StoreUnreachableError
+from longwatch.mailbox import open_mailbox
 from longwatch.store.postgres import presence
 from longwatch.store.postgres.connection import PostgresConnection
 from longwatch.store.postgres.database import PostgresDatabase
@@ -171,14 +172,31 @@ def test_a_lost_connection_is_made_again_and_all_are_woken_for_what_they_missed(
     assert wakeup.block(TIMEOUT)
 
 
-def test_a_user_s_connection_announces_when_it_commits(two: Two, url: str) -> None:
+def test_notify_of_a_mailbox_wakes_its_receivers_in_every_process(two: Two) -> None:
     here, there = two
-    wakeup, mine = listen_on(there, "x"), listen_on(here, "x")
-    with psycopg.connect(url) as connection:
-        here.join(connection).notify("x")
-        connection.commit()
-        assert wakeup.block(TIMEOUT)
-        assert mine.block(TIMEOUT)
+    mailbox = open_mailbox(here, "work", int)
+    theirs, mine = listen_on(there, "work"), listen_on(here, "work")
+    theirs.clear()
+    mailbox.notify()
+    assert mine.is_set()
+    assert theirs.block(TIMEOUT)
+
+
+def test_what_a_user_s_commit_sent_is_found_without_a_hint(url: str) -> None:
+    with PostgresDatabase(url) as database:
+        mailbox = open_mailbox(database, "work", int)
+        received: list[int] = []
+
+        def receive() -> None:
+            [message] = mailbox.receive(wait_time_seconds=TIMEOUT)
+            received.append(message.body)
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        with psycopg.connect(url) as connection:
+            mailbox.send(1, tx=connection)
+        receiver.join()
+    assert [1] == received
 
 
 def test_a_listener_that_left_is_not_woken(two: Two) -> None:
@@ -269,6 +287,19 @@ class TestAlone:
     ) -> None:
         notify(two[0], "x")
         assert ["x"] == after(two[0], told)
+
+    def test_a_user_s_commit_tells_nothing_and_notify_tells_it(
+        self, two: Two, told: Callable[[], list[str]], url: str
+    ) -> None:
+        """The server makes commits with a NOTIFY wait for each other."""
+        mailbox = open_mailbox(two[0], "work", int)
+        mailbox.stats()
+        told()
+        with psycopg.connect(url) as connection:
+            mailbox.send(1, tx=connection)
+        assert [] == after(two[0], told)
+        mailbox.notify()
+        assert eventually(lambda: told() == ["work"])
 
     def test_who_begins_to_listen_is_told_from_then_on_and_looks_once_more(self, two: Two) -> None:
         here, there = two

@@ -60,6 +60,9 @@ class Backend(ClaimSource, Protocol):
     def pause(self, *, paused: bool) -> None:
         """Pause or resume claims, for every process."""
 
+    def notify(self) -> None:
+        """Wake those that wait for messages, after the commit of a user's own transaction."""
+
     def purge(self) -> int:
         """Remove every message that is not leased. Return how many."""
 

@@ -206,6 +206,13 @@ class Mailbox(Generic[BodyT]):
         with mailbox_errors():
             self.backend.pause(paused=False)
 
+    def notify(self) -> None:
+        """Wake those that wait for messages. Call it after the commit of a psycopg transaction of
+        your own: messages sent in it are found at once, instead of within a second.
+        """
+        with mailbox_errors():
+            self.backend.notify()
+
     def purge(self) -> int:
         """Remove every message that is not leased. Return how many."""
         with mailbox_errors():

@@ -261,6 +261,12 @@ class MemoryBackend:
             queue.paused = paused
         _notify([queue])
 
+    def notify(self) -> None:
+        contents = self.store.contents()
+        with contents.lock:
+            queue = self._queue(contents)
+        _notify([queue])
+
     def purge(self) -> int:
         contents = self.store.contents()
         with contents.lock:

@@ -195,6 +195,9 @@ class SqlBackend:
 
         self.database.write(work)
 
+    def notify(self) -> None:
+        self.database.notify(self.name)
+
     def purge(self) -> int:
         return self._execute("purge")
 

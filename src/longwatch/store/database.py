@@ -132,7 +132,9 @@ class Transaction(Protocol):
         """
 
     def notify(self, channel: str) -> None:
-        """Notify the channel after the commit. A rollback notifies nothing."""
+        """Notify the channel after the commit. A rollback notifies nothing. Does nothing in a
+        transaction that only its user can commit.
+        """
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Call a function after the commit, before `write` returns and receivers are notified. It
@@ -191,6 +193,15 @@ class Database(ABC):
     @abstractmethod
     def read(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
         """Run work that only reads, on one consistent snapshot, without waiting for writers."""
+
+    def notify(self, *channels: str) -> None:
+        """Notify channels without writing anything."""
+
+        def work(transaction: Transaction) -> None:
+            for channel in channels:
+                transaction.notify(channel)
+
+        self.write(work)
 
     @abstractmethod
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:

@@ -266,6 +266,9 @@ class RedisBackend:
         self.store.mailbox_number(self.name)
         self.run_script("pause", paused=paused)
 
+    def notify(self) -> None:
+        """Does nothing: there are no transactions of users, and every send has notified."""
+
     def purge(self) -> int:
         """Remove messages page by page, as many as there were at the start. Messages that are sent
         meanwhile may stay.

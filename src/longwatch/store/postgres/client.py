@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -146,6 +146,12 @@ class PostgresClient:
             self._throttle.defer(self._remote_channels(unknown.transaction))
             self._after_commit(unknown.transaction)
         return found
+
+    def notify(self, channels: Collection[str]) -> None:
+        """Notify channels without a commit. Other processes are notified in the background."""
+        if self._listener.presence.may_have_peers:
+            self._throttle.defer(channels)
+        self._listener.subscriptions.wake(channels)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
         return self._listener.listen(channels, wakeup)

@@ -124,6 +124,9 @@ class PostgresDatabase(Database):
         client, deadline = self._open(), Deadline.after(timeout, self._clock)
         return self._retry(lambda: self._read(client, work, deadline), client, deadline)
 
+    def notify(self, *channels: str) -> None:
+        self._open().notify(channels)
+
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
         return self._open().listen(channels, wakeup)
 

@@ -24,7 +24,7 @@ from longwatch.store.database import (
 )
 from longwatch.store.postgres.errors import is_missing_mailbox, missing_mailbox_error
 from longwatch.store.postgres.statement import bind, column_arrays
-from longwatch.store.postgres.transaction import NO_PARAMETERS, NOTIFY_SQL, RowsCallback
+from longwatch.store.postgres.transaction import NO_PARAMETERS, RowsCallback
 
 
 class UserTransaction:
@@ -62,8 +62,9 @@ class UserTransaction:
             raise PreconditionFailedError
 
     def notify(self, channel: str) -> None:
-        """NOTIFY in the user's transaction. The server sends it once, at the commit."""
-        self._cursor.execute(NOTIFY_SQL, (f"/{channel}",))
+        """Does nothing: the server would hold a lock of the whole database cluster from a NOTIFY to
+        the end of the commit, and so make its commits wait for each other. Receivers also poll.
+        """
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Does nothing: this process does not learn of the user's commit."""
