@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.errors import StoreBusyError
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.records import NewMessage, new_id
+from longwatch.mailbox.redis import client as redis_client
 from longwatch.mailbox.redis.store import MAILBOXES_KEY, RedisStore
 from longwatch.testing.mailbox_suite import (
     admin_checks,
@@ -25,6 +29,7 @@ from longwatch.testing.mailbox_suite.harness import MailboxHarness
 from redis_server import RedisServer, running_cluster
 
 SUITES = (send_checks, receive_checks, admin_checks, lease_checks, retry_checks, dead_letter_checks)
+MOVING = "moved"
 NAMES = ("a", "b", "c", "d/1", "e:2", "f")
 
 
@@ -83,6 +88,103 @@ def test_mailboxes_are_found_on_whichever_node_has_them(
         [delivery.body for delivery in other.backend(name).peek(limit=2)] for name in NAMES
     ]
     other.close()
+
+
+class SlotMove:
+    """Moves the slot of a mailbox from the first node to the second, step by step."""
+
+    def __init__(self, nodes: tuple[RedisServer, RedisServer], name: str) -> None:
+        self._slot = key_slot(name.encode())
+        self._keys = f"longwatch:{{{name}}}*"
+        self._source, self._target = nodes
+
+    def begin(self) -> None:
+        ids = [self._run(node, "MYID").decode() for node in (self._source, self._target)]
+        self._run(self._target, "SETSLOT", self._slot, "IMPORTING", ids[0])
+        self._run(self._source, "SETSLOT", self._slot, "MIGRATING", ids[1])
+
+    def move_keys(self, limit: int | None = None) -> None:
+        with self._source.client() as client:
+            for key in sorted(client.keys(self._keys))[:limit]:
+                client.execute_command("MIGRATE", "127.0.0.1", self._target.port, key, 0, 5000)
+
+    def end(self) -> None:
+        target = self._run(self._target, "MYID").decode()
+        for node in (self._target, self._source):
+            self._run(node, "SETSLOT", self._slot, "NODE", target)
+
+    def _run(self, node: RedisServer, *words: Any) -> Any:
+        with node.client() as client:
+            return client.execute_command("CLUSTER", *words)
+
+
+@pytest.fixture
+def move(nodes: tuple[RedisServer, RedisServer]) -> Iterator[SlotMove]:
+    """Of the slot of the mailbox MOVING, which is on the first node before and after the test."""
+    assert key_slot(MOVING.encode()) < 8192
+    yield SlotMove(nodes, MOVING)
+    back = SlotMove((nodes[1], nodes[0]), MOVING)
+    back.begin()
+    back.move_keys()
+    back.end()
+
+
+@pytest.mark.parametrize("moved_keys", [0, 1, 3, None])
+def test_a_call_waits_while_its_mailbox_moves_and_finds_every_message(
+    store: RedisStore, move: SlotMove, moved_keys: int | None
+) -> None:
+    """Whatever part of its keys has moved: sends, claims and settlements go on at the new node."""
+    opening: Any = open_mailbox
+    mailbox: Mailbox[Any] = opening(store, MOVING)
+    sent = [mailbox.send(number) for number in range(5)]
+    leased = mailbox.receive(max_messages=2)
+    move.begin()
+    if moved_keys != 0:
+        move.move_keys(moved_keys)
+    paused, done = threading.Event(), list[Any]()
+    store.resources().client._clock = WaitingClock(paused)
+
+    def call() -> None:
+        done.append(mailbox.send("late"))
+        done.append(mailbox.acknowledge_many(leased))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert paused.wait(20.0)
+    assert [] == done
+    move.move_keys()
+    move.end()
+    caller.join()
+    assert ["settled", "settled"] == done[1]
+    received = mailbox.receive(max_messages=10)
+    assert [*sent[2:], done[0]] == [message.id for message in received]
+    assert {"settled"} == set(mailbox.acknowledge_many(received))
+
+
+def test_a_move_that_does_not_end_is_an_error_after_which_nothing_was_written(
+    store: RedisStore, move: SlotMove, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_client, "SLOT_MOVE_TIMEOUT", 0.1)
+    backend = store.backend(MOVING)
+    [first] = backend.put([NewMessage(id=new_id(), body=b"1")])
+    move.begin()
+    for _ in range(2):
+        with pytest.raises(StoreBusyError, match="moving this mailbox"):
+            backend.put([NewMessage(id=new_id(), body=b"2")])
+    move.move_keys()
+    move.end()
+    assert [first] == [found.id for found in backend.peek(limit=5)]
+
+
+class WaitingClock(SystemClock):
+    """Reports that a call waits."""
+
+    def __init__(self, paused: threading.Event) -> None:
+        self._paused = paused
+
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
+        self._paused.set()
+        return super().wait(wakeup, timeout)
 
 
 def test_a_hint_reaches_who_listens_at_another_node(

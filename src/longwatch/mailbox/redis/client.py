@@ -13,12 +13,19 @@ from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreBusyError, StoreError, StoreUnreachableError
-from longwatch.mailbox.redis.errors import ResponseLostError, read_error, refused_error
+from longwatch.mailbox.redis.errors import (
+    ResponseLostError,
+    SlotMovingError,
+    read_error,
+    refused_error,
+)
 from longwatch.mailbox.redis.transport import RedisNode
 from longwatch.store.database import CALL_TIMEOUT
 from longwatch.store.retry import retry
 
 RETRY_BACKOFF = BackoffPolicy(initial=0.05, factor=2.0, cap=2.0, jitter=0.25)
+SLOT_MOVE_TIMEOUT = 5.0
+"""Seconds for which a call waits while its mailbox moves to another node of a Cluster."""
 _MAX_REDIRECTS = 5
 _RETRYABLE = (ResponseLostError, StoreBusyError, StoreUnreachableError)
 
@@ -35,7 +42,9 @@ class RedisClient:
     """The calls of one process to one server, or to the nodes of one Cluster. Thread-safe.
 
     All keys of a mailbox are on one node. After a MOVED reply, calls for that mailbox go to the new
-    node.
+    node. While its slot moves, some of its keys are on either node, so no script can work: calls
+    wait for the end of the move. An ASK reply is not followed, because a script on the new node
+    would see a mailbox without the keys that are still to come.
     """
 
     def __init__(self, url: str) -> None:
@@ -88,27 +97,36 @@ class RedisClient:
     def _call_with_retry(
         self, mode: RetryMode, key: str, send: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Call, and if the reply is lost, retry as far as the mode and the deadline allow."""
+        """Call, and if the reply is lost, retry as far as the mode and the deadline allow. Wait
+        while the mailbox moves to another node.
+        """
         began = self._clock.monotonic()
         try:
             return self._call_node(key, send, arguments)
-        except ResponseLostError as lost:
+        except SlotMovingError as error:
+            first: StoreError = error
+            last_start = began + SLOT_MOVE_TIMEOUT
+        except ResponseLostError as error:
+            first = error
             last_start = began + CALL_TIMEOUT - self._default_node.response_timeout
-            deadline = Deadline(last_start, self._clock)
-            return self._retry(lambda: self._call_node(key, send, arguments), mode, lost, deadline)
+        deadline = Deadline(last_start, self._clock)
+        return self._retry(lambda: self._call_node(key, send, arguments), mode, first, deadline)
 
     def _retry(
-        self, send: Callable[[], Any], mode: RetryMode, lost: ResponseLostError, deadline: Deadline
+        self, send: Callable[[], Any], mode: RetryMode, first: StoreError, deadline: Deadline
     ) -> Any:
-        """Retry after a lost reply. If the retry is refused or cannot be sent, raise the error of
-        the lost reply, because the first call may have been done.
+        """Retry after an error. If a reply was lost and the retry is refused or cannot be sent,
+        raise the error of the lost reply, because that call may have been done.
         """
         failures = 0
+        lost: ResponseLostError | None = None
 
         def should_retry(error: Exception) -> bool:
             nonlocal lost, failures
             if isinstance(error, ResponseLostError):
                 lost = error
+            if lost is None:
+                return isinstance(error, SlotMovingError)
             failures += 1
             return isinstance(error, _RETRYABLE) and _allows_retry(mode, failures)
 
@@ -119,9 +137,11 @@ class RedisClient:
                 deadline=deadline,
                 should_retry=should_retry,
                 pause=lambda delay: self._clock.wait(Wakeup(), delay),
-                error=lost,
+                error=first,
             )
         except _RETRYABLE:
+            if lost is None:
+                raise
             raise _lost_error(lost, mode) from lost.__cause__
 
 

@@ -19,6 +19,11 @@ from longwatch.errors import (
     StoreUnreachableError,
 )
 
+
+class SlotMovingError(StoreBusyError):
+    """The mailbox's slot is moving to another node of the Cluster. Nothing was written."""
+
+
 ErrorMeaning = tuple[type[StoreError], str]
 
 _CONNECT_ERROR = re.compile(r"Error -?\d+ connecting to \S+\. (.+)\.")
@@ -72,7 +77,7 @@ _MEANING_BY_CODE: dict[str, ErrorMeaning] = {
     "OOM": _FULL,
     "READONLY": (StoreReadOnlyError, "is a read-only replica; give the URL of its master"),
     "TRYAGAIN": (
-        StoreBusyError,
+        SlotMovingError,
         "is moving this mailbox to another node; nothing was written, try again",
     ),
     "WRONGPASS": _PASSWORD,

@@ -43,6 +43,13 @@ local time = redis.call('TIME')
 local CLOCK = time[1] + time[2] / 1e6
 local LEASE_NOW, WALL_NOW = CLOCK + ARGV[1], CLOCK + ARGV[2]
 
+-- While a slot moves to another node of a Cluster, its keys are on either node. This node then
+-- refuses every key that is missing here, and a script would stop half-way. So every script looks
+-- for a key that never exists before it writes.
+if type(redis.pcall('EXISTS', BASE .. ':never')) == 'table' then
+  return redis.error_reply('TRYAGAIN the slot of this mailbox is moving')
+end
+
 -- A server that is out of memory refuses a script only if its first write is a command that needs
 -- memory. So scripts that must work on a full server (settle, lease, renew) start with a ZREM of
 -- nothing: otherwise no worker could empty it.
