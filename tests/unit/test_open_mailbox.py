@@ -57,7 +57,10 @@ def test_opening_makes_no_file(tmp_path: Path) -> None:
     [
         ("sqlit:///a.db", r"did you mean sqlite://\?"),
         ("mem://", "memory://"),
-        ("kafka://host", "use one of memory://, postgresql://, redis://, rediss://, sqlite://"),
+        (
+            "kafka://host",
+            "use one of memory://, postgresql://, redis://, redis\\+sentinel://, redis",
+        ),
         ("", "use one of"),
         ("a.db", r"did you mean sqlite:///a\.db\?"),
         ("/var/lib/a.db", r"did you mean sqlite:////var/lib/a\.db\?"),

@@ -25,7 +25,8 @@ BodyT = TypeVar("BodyT")
 
 _MAX_REPLY_MAILBOXES = 256
 """How many reply mailboxes one mailbox caches."""
-SCHEMES = tuple(sorted((*SQL_SCHEMES, "memory", "redis", "rediss")))
+_REDIS_SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+SCHEMES = tuple(sorted((*SQL_SCHEMES, *_REDIS_SCHEMES, "memory")))
 
 
 @overload
@@ -100,7 +101,7 @@ def open_store(url: str, *, auto_migrate: bool = False) -> Any:
             from longwatch.mailbox.memory import shared_store  # noqa: PLC0415 - imported only when it is used
 
             return shared_store(rest)
-        case "redis" | "rediss":
+        case scheme if scheme in _REDIS_SCHEMES:
             with require_extra("redis", url):
                 from longwatch.mailbox.redis.store import RedisStore  # noqa: PLC0415
 

@@ -367,6 +367,7 @@ def read_redis(url: str) -> tuple[dict[str, str], str | None, float, float]:
     finally:
         if connection is not None:
             connection.disconnect()
+        node.close()
     layout = (schema or b"none").decode() if number else None
     theirs = int(seconds) + int(micros) / 1e6
     return info, layout, theirs - (began + ended) / 2, ended - began

@@ -29,6 +29,8 @@ STORE_SCHEMES = {
     "postgres": "postgresql",
     "redis": "redis",
     "rediss": "redis",
+    "redis+sentinel": "redis",
+    "rediss+sentinel": "redis",
 }
 """The kind of store of each scheme."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from redis import exceptions as redis
+from redis.sentinel import MasterNotFoundError
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import (
@@ -18,6 +19,7 @@ from longwatch.errors import (
     StoreReadOnlyError,
     StoreUnreachableError,
 )
+from longwatch.mailbox.redis.url import is_sentinel_url
 
 
 class SlotMovingError(StoreBusyError):
@@ -57,7 +59,14 @@ _FULL: ErrorMeaning = (
 )
 _PERMISSION: ErrorMeaning = (
     StoreReadOnlyError,
-    "does not permit this user to do that; grant it ~longwatch:* &longwatch:* +@all -@dangerous",
+    (
+        "does not permit this user to do that; grant it ~longwatch:* &longwatch:* +@read +@write "
+        "+@pubsub +@connection -@dangerous +eval +evalsha +time"
+    ),
+)
+_DEMOTED: ErrorMeaning = (
+    StoreBusyError,
+    "has a new master, and this one became a replica; nothing was written, try again",
 )
 _MEANING_BY_CODE: dict[str, ErrorMeaning] = {
     "BUSY": (StoreBusyError, "is busy with a script; nothing was written, try again"),
@@ -103,7 +112,10 @@ class ResponseLostError(StoreError):
 
 def refused_error(url: str, error: Exception) -> StoreError:
     """Return the error for a command that the server refused. Nothing was written."""
-    found = _MEANING_BY_CODE.get(_code(error))
+    code = _code(error)
+    found = _MEANING_BY_CODE.get(code)
+    if code == "READONLY" and is_sentinel_url(url):
+        found = _DEMOTED
     if found is None:
         return StoreError(f"{mask_text(url)} refused a command: {error}")
     kind, text = found
@@ -114,6 +126,11 @@ def unreachable_error(url: str, error: Exception) -> StoreError:
     """Return the error for a command that could not be sent. Nothing was written."""
     if isinstance(error, redis.AuthenticationError | redis.BusyLoadingError | redis.ResponseError):
         return refused_error(url, error)
+    if isinstance(error, MasterNotFoundError):
+        return StoreUnreachableError(
+            f"no Sentinel of {mask_text(url)} names a master; nothing was written; check the hosts "
+            f"and the name of the service"
+        )
     found = _CONNECT_ERROR.fullmatch(str(error))
     reason = found[1].lower() if found else error
     return StoreUnreachableError(
@@ -129,10 +146,10 @@ def response_lost_error(url: str, error: Exception) -> ResponseLostError:
 
 
 def is_demoted(error: Exception) -> bool:
-    """Return whether the server has become a replica. A new connection to the same address may
-    reach the new master.
+    """Return whether the server has become a replica, or lost its replicas, as when one of them
+    became the master. A new connection may reach the new master.
     """
-    return _code(error) == "READONLY"
+    return _code(error) in {"READONLY", "NOREPLICAS"}
 
 
 def read_error(error: ResponseLostError) -> StoreError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import exceptions as redis
 
-from longwatch.mailbox.redis.transport import PING_AFTER_IDLE, RespReader, close_after_fork
+from longwatch.mailbox.redis.transport import PING_AFTER_IDLE, close_after_fork
 from longwatch.store.notify.listener import WAKE_INTERVAL, ChannelsToWake, NotificationListener
 
 
@@ -40,8 +40,6 @@ class SubscriberConnection:
         self._connection = connection
         self._channels: set[str] = set()
         self._received_at = time.monotonic()
-        self._reader = RespReader(connection)
-        self._decrypted_bytes: Callable[[], int] = getattr(connection._sock, "pending", lambda: 0)  # noqa: SLF001
 
     def start(self) -> Iterable[ChannelsToWake]:
         """Return nothing: the replies to SUBSCRIBE wake the receivers."""
@@ -56,11 +54,11 @@ class SubscriberConnection:
 
     def receive(self) -> ChannelsToWake:
         """Read all messages that have arrived, and return their channels. Bytes that are buffered
-        in the reader or in TLS do not make the socket readable, so they are read now.
+        in the parser or in TLS do not make the socket readable, so they are read now.
         """
-        messages = [self._reader.read()]
-        while self._reader.has_buffered or self._decrypted_bytes():
-            messages.append(self._reader.read())
+        messages = [self._connection.read_response()]
+        while self._connection.can_read(timeout=0):
+            messages.append(self._connection.read_response())
         self._received_at = time.monotonic()
         return {channel for message in messages for channel in _channels_of(message)}
 
@@ -81,6 +79,4 @@ class SubscriberConnection:
 
 def _channels_of(message: Any) -> list[str]:
     """Return the channel that a message notifies, or whose subscription it confirms."""
-    if isinstance(message, redis.RedisError):
-        raise message
     return [message[1].decode()] if message[0] in {b"message", b"subscribe"} else []

@@ -41,7 +41,7 @@ from longwatch.mailbox.redis.codec import NUMBER_BITS
 from longwatch.mailbox.redis.errors import NEWER_SCHEMA, OTHER_SCHEMA
 from longwatch.mailbox.redis.listener import RedisListener
 from longwatch.mailbox.redis.transport import RedisNode
-from longwatch.mailbox.redis.url import invalid_url
+from longwatch.mailbox.redis.url import invalid_url, sentinel_location
 from longwatch.store.database import NO_SCHEMA, ClockJump, OwnerRegistry, StoredSchema
 from longwatch.store.forks import register_fork_hooks
 
@@ -215,6 +215,8 @@ def _identity(url: str) -> object:
         options = RedisNode(url).validate().options
     except (ValueError, TypeError):
         raise invalid_url(url) from None
+    if location := sentinel_location(url):
+        return ("redis", *sorted(location.sentinels), location.service, options.get("db", 0))
     return (
         "redis",
         options.get("path"),

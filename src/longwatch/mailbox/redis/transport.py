@@ -1,10 +1,10 @@
-"""The connections of one process to one Redis server: a reader of RESP version 2, a connection, and
-a node with its idle connections.
+"""The connections of one process to one Redis server: a connection, and a node with its idle
+connections.
 
-redis-py makes a connection: address, encryption, login, database. This module writes the commands,
-reads the responses and keeps idle connections. redis-py would spend more time on a command than the
-server. An interrupt inside its pool leaves a connection that is never used or closed. A connection
-without references closes itself.
+redis-py makes a connection, and writes and reads on it: address, Sentinel, encryption, login,
+database, parser (hiredis if it is installed). This module keeps the idle connections. An interrupt
+inside redis-py's pool leaves a connection that is never used or closed, and its client methods
+spend more time on a command than the server. A connection without references closes itself.
 
 A command fails in one of three ways. It could not be sent, or the server refused it: nothing was
 done. Or it was sent and no response came: then the outcome is unknown. redis-py's own retries are
@@ -14,8 +14,8 @@ off, because they would repeat commands that must not be repeated.
 from __future__ import annotations
 
 import select
+import socket
 import threading
-import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,8 +24,15 @@ from weakref import WeakSet
 
 from redis import exceptions as redis
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
+from redis.connection import ConnectionPool, SSLConnection
 from redis.retry import Retry
+from redis.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import UnsafeSettingsWarning
@@ -37,95 +44,13 @@ from longwatch.mailbox.redis.errors import (
     unreachable_error,
 )
 from longwatch.mailbox.redis.scripts import load_script
-from longwatch.mailbox.redis.url import connection_options
-
-_READ_BYTES = 16 << 10
-_MAX_READ_BYTES = 1 << 20
-"""Bytes that one `recv` requests: normally, and while a large response arrives."""
-
-
-class RespReader:
-    """Reads the responses of one connection in order. Raises redis-py's errors, after which the
-    connection must be closed.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._sock = connection._sock  # noqa: SLF001 - redis-py has no public name for its socket
-        self._parse_error = connection._parser.parse_error  # noqa: SLF001 - maps error codes to classes
-        self._buffer = b""
-        self._position = 0
-
-    @property
-    def has_buffered(self) -> bool:
-        """Whether received bytes are still to be read."""
-        return self._position < len(self._buffer)
-
-    def read(self) -> Any:
-        """Wait for the next response and return it. An error reply is returned, not raised, so that
-        a response that contains one is read to its end.
-        """
-        line = self._read_line()
-        kind, text = line[:1], line[1:]
-        if kind == b"$":
-            return self._read_bytes(int(text))
-        if kind == b"*":
-            return None if text == b"-1" else [self.read() for _ in range(int(text))]
-        if kind == b":":
-            return int(text)
-        if kind == b"+":
-            return text
-        if kind == b"-":
-            return self._parse_error(text.decode(errors="replace"))
-        raise redis.InvalidResponse(f"Protocol Error: {line!r}")
-
-    def _read_line(self) -> bytes:
-        while (end := self._buffer.find(b"\r\n", self._position)) < 0:
-            self._buffer, self._position = (
-                self._buffer[self._position :] + self._receive(_READ_BYTES),
-                0,
-            )
-        line = self._buffer[self._position : end]
-        self._position = end + 2
-        return line
-
-    def _read_bytes(self, size: int) -> bytes | None:
-        if size < 0:
-            return None
-        if len(self._buffer) < self._position + size + 2:
-            self._fill(size + 2)
-        start, end = self._position, self._position + size
-        self._position = end + 2
-        return self._buffer[start:end]
-
-    def _fill(self, size: int) -> None:
-        """Receive until `size` bytes are buffered, and join them once."""
-        pieces = [self._buffer[self._position :]]
-        missing = size - len(pieces[0])
-        while missing > 0:
-            pieces.append(self._receive(min(max(missing, _READ_BYTES), _MAX_READ_BYTES)))
-            missing -= len(pieces[-1])
-        self._buffer, self._position = b"".join(pieces), 0
-
-    def _receive(self, size: int) -> bytes:
-        try:
-            data: bytes = self._sock.recv(size)
-        except TimeoutError as error:
-            raise redis.TimeoutError("Timeout reading from socket") from error
-        except OSError as error:
-            raise redis.ConnectionError(f"Error while reading from socket: {error}") from error
-        if not data:
-            raise redis.ConnectionError("Connection closed by server.")
-        return data
-
-
-_MAX_JOINED_BYTES = 64 << 10
-"""Commands up to this many bytes are sent in one piece."""
+from longwatch.mailbox.redis.url import SentinelLocation, connection_options, sentinel_location
 
 
 class RedisConnection:
-    """A connection that connects when it is first used. Not thread-safe."""
+    """A connection that connects when it is first used. Not thread-safe, except `interrupt`."""
 
-    __slots__ = ("__weakref__", "_poll", "_reader", "_sock", "connection")
+    __slots__ = ("__weakref__", "_poll", "_sock", "connection")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -143,19 +68,22 @@ class RedisConnection:
             self._connect()
 
     def send(self, command: Sequence[Any]) -> None:
-        for piece in encode_command(command):
+        for piece in self.connection.pack_command(*command):
             self._sock.sendall(piece)
 
     def read_response(self) -> Any:
         """Wait for the response and return it. Raises redis-py's error if the server refused."""
-        response = self._reader.read()
-        self.connection.next_health_check = time.monotonic() + self.connection.health_check_interval
-        if isinstance(response, redis.RedisError):
-            raise response
-        return response
+        return self.connection.read_response()
 
     def close(self) -> None:
         self.connection.disconnect()
+
+    def interrupt(self) -> None:
+        """End the connection for the thread that uses it. Its call fails, and that closes it."""
+        sock = self.connection._sock  # noqa: SLF001
+        if sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket's would end a read badly
 
     def close_after_fork(self) -> None:
         """In a forked child: close its copy of the parent's socket."""
@@ -166,7 +94,6 @@ class RedisConnection:
         connection.connect()
         self._poll = select.poll()
         self._poll.register(connection._sock, select.POLLIN)  # noqa: SLF001
-        self._reader = RespReader(connection)
         self._sock = connection._sock  # noqa: SLF001
 
     def _is_unusable(self) -> bool:
@@ -187,15 +114,6 @@ def close_after_fork(connection: Any) -> None:
     """Close this process's copy of another process's socket. The connection stays open there."""
     if connection._sock is not None:  # noqa: SLF001 - redis-py closes it under locks that the fork may have left locked
         connection._sock.close()  # noqa: SLF001
-
-
-def encode_command(command: Sequence[Any]) -> list[bytes]:
-    """Encode a command in RESP, in the pieces in which it is sent."""
-    pieces = [b"*%d\r\n" % len(command)]
-    for word in command:
-        data = word if type(word) is bytes else str(word).encode()
-        pieces += (b"$%d\r\n" % len(data), data, b"\r\n")
-    return [b"".join(pieces)] if sum(map(len, pieces)) <= _MAX_JOINED_BYTES else pieces
 
 
 RESPONSE_TIMEOUT = 10.0
@@ -234,6 +152,42 @@ _FIXED_OPTIONS: dict[str, Any] = {
 }
 
 
+def _connection_pool(url: str, overrides: dict[str, Any]) -> ConnectionPool:
+    """Return a pool of redis-py, for its options and its kind of connection only."""
+    location = sentinel_location(url)
+    options = {
+        **_DEFAULT_OPTIONS,
+        **connection_options(url),
+        **overrides,
+        **_FIXED_OPTIONS,
+    }
+    return ConnectionPool(**options) if location is None else _sentinel_pool(location, options)
+
+
+def _sentinel_pool(location: SentinelLocation, options: dict[str, Any]) -> SentinelConnectionPool:
+    """Return a pool whose connections ask the Sentinels for the master each time they connect."""
+    is_encrypted = options.pop("connection_class", None) is SSLConnection
+    login = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    timeout = min(options["socket_timeout"], options["socket_connect_timeout"])
+    encryption = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        location.sentinels,
+        sentinel_kwargs={
+            **login,
+            **encryption,
+            "ssl": is_encrypted,
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+        },
+    )
+    kind = SentinelManagedSSLConnection if is_encrypted else SentinelManagedConnection
+    return SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        location.service, sentinel, connection_class=kind, **options
+    )
+
+
 class RedisNode:
     """The connections of one process to one server. The first command connects. Thread-safe.
 
@@ -242,12 +196,10 @@ class RedisNode:
 
     def __init__(self, url: str, **overrides: Any) -> None:
         self.url = url
-        pool = ConnectionPool(
-            **{**_DEFAULT_OPTIONS, **connection_options(url), **overrides, **_FIXED_OPTIONS}
-        )
-        self.options: dict[str, Any] = pool.connection_kwargs
-        self._connection_class: Any = pool.connection_class
-        self._max_connections = pool.max_connections
+        self._pool = _connection_pool(url, overrides)
+        self.options: dict[str, Any] = self._pool.connection_kwargs
+        self._connection_class: Any = self._pool.connection_class
+        self._max_connections = self._pool.max_connections
         self._connections: WeakSet[RedisConnection] = WeakSet()
         self._idle: list[RedisConnection] = []
         self._lock = threading.Lock()
@@ -285,6 +237,7 @@ class RedisNode:
         except redis.ResponseError as error:
             if is_demoted(error):
                 connection.close()
+                self._close_idle()
             self._idle.append(connection)
             raise
         except ResponseLostError:
@@ -305,10 +258,14 @@ class RedisNode:
 
     def close(self) -> None:
         """Close all connections, also those in use. Calls that wait on them fail at once."""
+        self._close_idle()
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            connection.close()
+            connection.interrupt()
+        if isinstance(self._pool, SentinelConnectionPool):
+            for sentinel in self._pool.sentinel_manager.sentinels:
+                sentinel.close()
 
     def close_after_fork(self) -> None:
         """In a forked child: close its copies of the parent's sockets. Sends nothing to the server
@@ -345,14 +302,21 @@ class RedisNode:
                 self._check_settings(connection)
             connection.send(command)
         except (redis.RedisError, OSError) as error:
-            raise unreachable_error(self.url, error) from error
+            shows_sentinels = isinstance(error, MasterNotFoundError)  # with their passwords, if old
+            raise unreachable_error(self.url, error) from (None if shows_sentinels else error)
 
     def _receive(self, connection: RedisConnection) -> Any:
         try:
             return connection.read_response()
         except redis.BusyLoadingError as error:
             raise refused_error(self.url, error) from error
-        except (redis.ConnectionError, redis.TimeoutError) as error:
+        except redis.ConnectionError as error:
+            demoted = error.__context__  # redis-py's error about a master that Sentinels demoted
+            if isinstance(demoted, redis.ReadOnlyError):
+                self._close_idle()
+                raise refused_error(self.url, demoted) from error
+            raise response_lost_error(self.url, error) from error
+        except redis.TimeoutError as error:
             raise response_lost_error(self.url, error) from error
 
     def _check_settings(self, connection: RedisConnection) -> None:
