@@ -16,10 +16,7 @@ LONG_FUNCTION, LONGEST_FUNCTION, LONGEST_FILE = 50, 80, 500
 
 # "path::function" or "path" -> why it has to be that long. An entry that is not needed any more
 # fails as well.
-REASONS: dict[str, str] = {
-    "src/longwatch/cli/run.py::run": "typer reads one parameter for each option",
-    "src/longwatch/cli/runner.py::runner": "typer reads one parameter for each option",
-}
+REASONS: dict[str, str] = {}
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -15,20 +15,12 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 
-import typer
-from typer.main import get_command
-
 WRONG_USE = 2
 
 
 def root() -> Any:
-    """The command behind `longwatch`: the one Typer application of longwatch.cli.main."""
-    [app] = {
-        id(value): value
-        for value in vars(import_module("longwatch.cli.main")).values()
-        if isinstance(value, typer.Typer)
-    }.values()
-    return get_command(app)
+    """The command behind `longwatch`."""
+    return import_module("longwatch.cli.main").root
 
 
 def commands(command: Any, path: str, parent: Any = None) -> Iterator[dict[str, Any]]:

@@ -9,18 +9,18 @@ import pytest
 
 from run_process import TIMEOUT
 
-WITHOUT_TYPER = (
-    "import sys; sys.modules['typer'] = None; from longwatch.cli.entry import main; main()"
+WITHOUT_CLICK = (
+    "import sys; sys.modules['click'] = None; from longwatch.cli.entry import main; main()"
 )
 TOML = '[program.one]\ncommand = ["sh", "-c", "echo born; exec sleep 1000"]\n'
 
 
-def test_up_runs_where_there_is_no_typer(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_up_runs_where_there_is_no_click(longwatch_bin: Path, tmp_path: Path) -> None:
     (tmp_path / "longwatch.toml").write_text(TOML)
     command: list[str | Path] = [
         longwatch_bin.parent / "python",
         "-c",
-        WITHOUT_TYPER,
+        WITHOUT_CLICK,
         "up",
         "--log-format=json",
     ]
@@ -34,7 +34,7 @@ def test_up_runs_where_there_is_no_typer(longwatch_bin: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("words", [["--config", "none.toml"], ["--config=none.toml", "--help"]])
-def test_mistakes_and_questions_are_answered_as_they_are_by_typer(
+def test_mistakes_and_questions_are_answered_as_they_are_by_click(
     longwatch_bin: Path, tmp_path: Path, words: list[str]
 ) -> None:
     def answered(*before: str) -> tuple[int, str, list[str]]:

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from longwatch.cli.completion import SHELLS, completion_script
-from longwatch.cli.main import app
+from longwatch.cli.main import root
 from requires import require_tool
 from run_process import TIMEOUT, clean_environment
 from terminal import Terminal, on_terminal
@@ -44,7 +43,7 @@ PRINTER = '#!/bin/sh\necho "<$*>"\n'
 def shell(name: str, cwd: Path) -> Iterator[Terminal]:
     if name != "bash":
         require_tool(name)
-    (cwd / "script").write_text(completion_script(name, get_command(app)))
+    (cwd / "script").write_text(completion_script(name, root))
     command = cwd / "bin" / "longwatch"
     command.parent.mkdir()
     command.write_text(PRINTER)
@@ -107,6 +106,6 @@ def test_the_command_prints_the_script_with_every_command(shell_name: str) -> No
         text=True,
         timeout=TIMEOUT,
     )
-    assert completion_script(shell_name, get_command(app)) == done.stdout
+    assert completion_script(shell_name, root) == done.stdout
     assert "longwatch mailbox dead replay" in done.stdout
     assert "@" not in done.stdout.replace('"$@"', "").replace("'@'", "")

@@ -680,7 +680,7 @@ def test_asking_imports_neither_an_event_loop_nor_a_library() -> None:
     code = """
         import sys
         import longwatch.supervisor.client, longwatch.supervisor.supervisor_lock
-        print(sorted({"asyncio", "msgspec", "typer", "tomllib"} & sys.modules.keys()))
+        print(sorted({"asyncio", "click", "msgspec", "tomllib"} & sys.modules.keys()))
         """
     with run_snippet(code) as child:
         assert "[]" == child.read_line()

@@ -494,7 +494,7 @@ def test_the_guardian_imports_the_standard_library_and_itself_alone_and_no_async
     assert set() == strangers
     above = {"longwatch", "longwatch.host", "longwatch.lazy"}
     assert above >= {name for name in ours if not name.startswith("longwatch.host.guardian")}
-    assert set() == {"asyncio", "subprocess", "threading", "pathlib", "typer", "msgspec"} & set(
+    assert set() == {"asyncio", "subprocess", "threading", "pathlib", "click", "msgspec"} & set(
         modules
     )
 

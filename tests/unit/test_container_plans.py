@@ -4,13 +4,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from longwatch.app import container_plans as module
 from longwatch.app.container_plans import read_agents, registry_path
 from longwatch.app.plans import make_plans, registry_defaults
-from longwatch.cli.check import check
+from longwatch.cli.main import root
 from longwatch.config.settings import Settings, load_settings
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
@@ -370,15 +371,20 @@ def test_an_agent_with_the_name_of_something_else_is_left_out_with_a_warning(
 # --- longwatch check ---
 
 
+def run_check(path: Path, *words: str) -> Any:
+    """Run `longwatch check`; returns its exit code."""
+    return root.main(["check", "--config", str(path), *words], standalone_mode=False)
+
+
 class Checked:
     """What `longwatch check` exits with and says about a file."""
 
     def __init__(self, text: str, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = base / "longwatch.toml"
         path.write_text(text)
-        self.exit_code = check(config=path, json=False)
+        self.exit_code = run_check(path)
         self.lines = capsys.readouterr().out.splitlines()
-        assert self.exit_code == check(config=path, json=True)
+        assert self.exit_code == run_check(path, "--json")
         self.data = json.loads(capsys.readouterr().out)
 
     def program(self, name: str) -> dict[str, object]:
@@ -470,7 +476,7 @@ def test_check_tells_a_registry_that_cannot_be_read_with_all_other_faults(tmp_pa
     (tmp_path / "agents.json").write_text("{")
 
     with pytest.raises(ConfigError) as caught:
-        check(config=path)
+        run_check(path)
 
     command, registry = caught.value.faults
     assert f"{path}: program.web.command" == command.where

@@ -1,8 +1,6 @@
-"""`longwatch up` read without typer: what is plain, and what is left to it."""
+"""`longwatch up` read without click: what is plain, and what is left to it."""
 
 from __future__ import annotations
-
-import inspect
 
 import pytest
 
@@ -22,7 +20,7 @@ def test_options_are_plain_with_their_values_behind_them_or_joined(words: list[s
     assert {"config": "a.toml", "log_level": "debug"} == parse_up_options(["up", *words])
 
 
-def test_the_last_of_two_values_counts_as_it_does_for_typer() -> None:
+def test_the_last_of_two_values_counts_as_it_does_for_click() -> None:
     assert {"config": "b"} == parse_up_options(["up", "--config", "a", "--config", "b"])
 
 
@@ -46,9 +44,9 @@ def test_the_last_of_two_values_counts_as_it_does_for_typer() -> None:
         ["up", "--log-level", "debug", "--help"],
     ],
 )
-def test_everything_else_is_left_to_typer(words: list[str]) -> None:
+def test_everything_else_is_left_to_click(words: list[str]) -> None:
     assert parse_up_options(words) is None
 
 
 def test_the_options_are_those_of_up() -> None:
-    assert tuple(inspect.signature(up).parameters) == OPTION_NAMES
+    assert tuple(param.name for param in up.params) == OPTION_NAMES

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "longwatch"
 
 STDLIB_ONLY = ("core", "errors", "lazy", "sse")
 FREE_OF_LIBRARIES = ("host", "supervisor")
-LIBRARIES = {"aiohttp", "msgspec", "prometheus_client", "psycopg", "redis", "rich", "typer"}
+LIBRARIES = {"aiohttp", "click", "msgspec", "prometheus_client", "psycopg", "redis", "rich"}
 
 
 def modules_of(layer: str) -> list[Path]:
@@ -83,7 +83,7 @@ def test_the_layers_hold(source: Path) -> None:
         ("core", "import msgspec", "Decisions stand on the standard library alone"),
         (
             "host",
-            "import typer",
+            "import click",
             "Life inside a process knows no wire format, command line or metric library",
         ),
         ("host", "import longwatch.mailbox", "A layer uses only the layers below it"),

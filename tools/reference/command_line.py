@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import typer
-from typer.main import get_command
-
 from longwatch.config.settings import VARIABLES
 from reference.parts import Part, ReferencePage, cell, table
 
@@ -46,12 +43,7 @@ class Command:
 
 def tree() -> Command:
     """The commands that people see."""
-    [app] = {
-        id(value): value
-        for value in vars(import_module("longwatch.cli.main")).values()
-        if isinstance(value, typer.Typer)
-    }.values()
-    return _read(get_command(app), "longwatch", None)
+    return _read(import_module("longwatch.cli.main").root, "longwatch", None)
 
 
 def _read(command: Any, path: str, parent: Any) -> Command:
@@ -133,11 +125,12 @@ def _as_code(default: str) -> str:
 def _names(param: Any, each: Command) -> str:
     metavar = _metavar(param, each)
     if param.param_type_name == "argument":
-        return " or ".join(f"`{name}`" for name in metavar.split("|"))
-    names = [*param.opts, *param.secondary_opts]
+        names = metavar.strip("[]").split("|") if "|" in metavar else [metavar]
+        return " or ".join(f"`{name}`" for name in names)
+    options = [*param.opts, *param.secondary_opts]
     return ", ".join(
         f"`{name} {metavar}`" if metavar and name.startswith("--") else f"`{name}`"
-        for name in names
+        for name in options
     )
 
 
@@ -152,7 +145,7 @@ def _default(param: Any) -> str:
     """The default of an option; empty where it has none, or is a flag that is off."""
     if param.required:
         return "required"
-    default = param.default
+    default = param.to_info_dict()["default"]
     if default is None or isinstance(default, bool):
         return ""
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"

@@ -6,12 +6,12 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import output
-from longwatch.cli.options import Json
+from longwatch.cli.options import json_option
 
 if TYPE_CHECKING:
     from longwatch.config.discovery import LoadedConfig
@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from longwatch.supervisor.plan import ProgramPlan
     from longwatch.supervisor.probes import ProbeSet
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", readable=False, help="The configuration file. [longwatch.toml]"
-    ),
-]
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(readable=False, path_type=Path),
+    help="The configuration file. [longwatch.toml]",
+)
 HEADERS = ("wave", "program", "command", "ready when", "waits for", "notes")
 MAX_COMMAND_CHARS = 60
 EXIT_FAULTS = 2
 
 
-def check(*, config: Config = None, json: Json = False) -> int:
+@click.command()
+@config_option
+@json_option
+def check(*, config: Path | None, json: bool) -> int:
     """Check a longwatch.toml against this machine.
 
     Shows the order in which programs start. Exits with 2 if one cannot start.

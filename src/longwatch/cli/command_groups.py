@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from typer.core import TyperGroup
+import click
 
 from longwatch.core.sanitize import printable
 from longwatch.core.suggest import did_you_mean
@@ -58,8 +58,13 @@ class InterruptedByUserError(LongwatchError):
     exit_code = 130
 
 
-class CommandGroup(TyperGroup):
-    """Commands under one name. An unknown name is refused with the nearest one."""
+class CommandGroup(click.Group):
+    """Commands under one name, listed in the order of their definition. An unknown name is refused
+    with the nearest one.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
@@ -72,7 +77,7 @@ class CommandGroup(TyperGroup):
 
 class RootGroup(CommandGroup):
     """Every command. Its help has one section for each of HELP_GROUPS. Ctrl-C becomes an
-    InterruptedByUserError here: typer would make an exit code of it, and print nothing.
+    InterruptedByUserError here: click would make an Abort of it, and print an empty line.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -81,7 +86,7 @@ class RootGroup(CommandGroup):
         except KeyboardInterrupt:
             raise InterruptedByUserError("interrupted") from None
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
         width = max(map(len, self.commands))
         limit = formatter.width - 6 - width
         for title, names in HELP_GROUPS.items():

@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from longwatch import __version__
 from longwatch.cli.option_values import choice
 
 SHELLS = ("bash", "zsh", "fish")
-Shell = Annotated[
-    str, typer.Argument(metavar="SHELL", parser=choice(SHELLS), help="bash, zsh or fish.")
-]
+shell_argument = click.argument(
+    "shell", metavar="SHELL", type=choice(SHELLS), help="bash, zsh or fish."
+)
 
 _CHOICES = re.compile(r": ([\w-]+(?:, [\w-]+)*(?: or |, )[\w-]+)\.(?: \[|$)")
 """How the help of an option lists its values: `Format of logs: auto, json or pretty.`"""
@@ -52,7 +52,9 @@ class CommandWords:
     arguments: str
 
 
-def completion(shell: Shell) -> None:
+@click.command()
+@shell_argument
+def completion(*, shell: str) -> None:
     """Print a script that completes commands, options and programs.
 
     Write it to where the shell looks for such scripts:
@@ -60,9 +62,9 @@ def completion(shell: Shell) -> None:
     zsh: a file _longwatch in a directory of $fpath
     fish: ~/.config/fish/completions/longwatch.fish
     """
-    from longwatch.cli.main import app  # noqa: PLC0415 - main imports this module
+    from longwatch.cli.main import root  # noqa: PLC0415 - main imports this module
 
-    typer.echo(completion_script(shell, typer.main.get_command(app)), nl=False)
+    click.echo(completion_script(shell, root), nl=False)
 
 
 def completion_script(shell: str, root: Any) -> str:

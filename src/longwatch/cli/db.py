@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import typer
-
 from longwatch.cli import output
-from longwatch.cli.options import DEFAULT_STORE, Json, Store
+from longwatch.cli.command_groups import CommandGroup
+from longwatch.cli.options import json_option, store_option
 
-app = typer.Typer(help="Show or migrate the schema of a store.", no_args_is_help=True)
+app = CommandGroup("db", help="Show or migrate the schema of a store.")
 
 
 @app.command()
-def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
+@store_option
+@json_option
+def status(*, store: str, json: bool) -> None:
     """Show the version of the schema, the lowest that may use it, and pending migrations."""
     from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
     from longwatch.store.migrations import TOO_OLD  # noqa: PLC0415
@@ -41,7 +42,9 @@ def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
 
 
 @app.command()
-def migrate(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
+@store_option
+@json_option
+def migrate(*, store: str, json: bool) -> None:
     """Apply the pending migrations.
 
     Creates a SQLite file that does not exist.

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import output
-from longwatch.cli.options import Json, valid_text
-from longwatch.cli.programs import Config, StateDir
+from longwatch.cli.options import json_option, valid_text
+from longwatch.cli.programs import config_option, state_dir_option
 
 if TYPE_CHECKING:
     from longwatch.app.doctor.examination import Report
 
-Stores = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        callback=valid_text,
-        help="A further store to check. Repeat it for several.",
-    ),
-]
+stores_option = click.option(
+    "--store",
+    metavar="URL",
+    type=valid_text,
+    multiple=True,
+    help="A further store to check. Repeat it for several.",
+)
 EXIT_PROBLEMS = 1
 _COLOURS = {"ok": "32", "warning": "33", "problem": "31"}
 _STATUS_WIDTH = len("problem")
 
 
+@click.command()
+@stores_option
+@config_option
+@state_dir_option
+@json_option
 def doctor(
-    *, store: Stores = None, config: Config = None, state_dir: StateDir = None, json: Json = False
+    *, store: tuple[str, ...], config: Path | None, state_dir: str | None, json: bool
 ) -> int:
     """Find what is wrong on this machine, and how to mend it.
 
@@ -41,7 +45,7 @@ def doctor(
     from longwatch.app.doctor.examination import all_ok, examine  # noqa: PLC0415
     from longwatch.app.doctor.subject import find_subject  # noqa: PLC0415
 
-    subject = find_subject(config, state_dir, store or [], os.environ)
+    subject = find_subject(config, state_dir, store, os.environ)
     report = examine(subject, checks_of(subject))
     if json:
         output.print_result("", _report_json(report), as_json=True)
@@ -79,9 +83,9 @@ def _print_report(report: Report) -> None:
         mark = f"{status:<{_STATUS_WIDTH}}"
         if colour and status:
             mark = f"\x1b[{_COLOURS[status]}m{mark}\x1b[0m"
-        typer.echo(f"{mark}  {printable(line)}", color=True)
+        click.echo(f"{mark}  {printable(line)}", color=True)
     counts = _counts(report)
-    typer.echo(
+    click.echo(
         f"{output.pluralize(counts['problem'], 'problem')}, "
         f"{output.pluralize(counts['warning'], 'warning')}, {counts['ok']} ok"
     )

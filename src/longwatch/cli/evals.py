@@ -5,90 +5,93 @@ from __future__ import annotations
 import os
 from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import output
+from longwatch.cli.command_groups import CommandGroup
 from longwatch.cli.option_values import duration, number, whole_number
-from longwatch.cli.options import Json, valid_text
+from longwatch.cli.options import json_option, valid_text
 
 if TYPE_CHECKING:
     from longwatch.evals.report import EvalReport, SavedReport
 
-app = typer.Typer(
-    help="Evaluate a loop on a dataset, and compare evaluations.", no_args_is_help=True
-)
+app = CommandGroup("eval", help="Evaluate a loop on a dataset, and compare evaluations.")
 
 STATE_DIR = Path(".longwatch")
 DEFAULT_STORE = "sqlite:///.longwatch/evals.db"
-Store = Annotated[str, typer.Option(metavar="URL", callback=valid_text, help="The store URL.")]
+store_option = click.option(
+    "--store", metavar="URL", type=valid_text, default=DEFAULT_STORE, help="The store URL."
+)
 
 
-PassRate = Annotated[
-    float | None,
-    typer.Option(
-        metavar="RATE",
-        parser=number(0, 1),
-        help="Exit with 1 below this pass rate, a number from 0 to 1.",
-    ),
-]
-Timeout = Annotated[
-    float,
-    typer.Option(
-        metavar="DURATION",
-        parser=duration(1, 86_400),
-        help="Time without a heartbeat after which a sample has hung.",
-    ),
-]
+pass_rate_option = click.option(
+    "--min-pass-rate",
+    metavar="RATE",
+    type=number(0, 1),
+    help="Exit with 1 below this pass rate, a number from 0 to 1.",
+)
+timeout_option = click.option(
+    "--sample-timeout",
+    metavar="DURATION",
+    type=duration(1, 86_400),
+    default=600,
+    help="Time without a heartbeat after which a sample has hung.",
+)
 
 
 @app.command("run")
-def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
-    dataset: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATASET", show_default=False, help="A file with one JSON object a line."
-        ),
-    ],
-    target: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:LOOP", show_default=False, help="Import path of the loop."),
-    ],
-    evaluator: Annotated[
-        str,
-        typer.Option(
-            metavar="MODULE:FUNCTION",
-            help="Import path of a function that scores (output, expected).",
-        ),
-    ] = ("longwatch.evals:exact_match"),
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            metavar="N", parser=whole_number(1, 1000), help="Samples at a time in each process."
-        ),
-    ] = 8,
-    processes: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            parser=whole_number(1, 256),
-            help="Number of worker processes, 256 at most.",
-        ),
-    ] = 1,
-    attempts: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            parser=whole_number(1, 100),
-            help="Attempts at a sample that fails or crashes.",
-        ),
-    ] = 3,
-    sample_timeout: Timeout = 600,
-    min_pass_rate: PassRate = None,
-    store: Store = DEFAULT_STORE,
+@click.argument(
+    "dataset",
+    metavar="DATASET",
+    type=click.Path(path_type=Path),
+    help="A file with one JSON object a line.",
+)
+@click.argument("target", metavar="MODULE:LOOP", help="Import path of the loop.")
+@click.option(
+    "--evaluator",
+    metavar="MODULE:FUNCTION",
+    default="longwatch.evals:exact_match",
+    help="Import path of a function that scores (output, expected).",
+)
+@click.option(
+    "--concurrency",
+    metavar="N",
+    type=whole_number(1, 1000),
+    default=8,
+    help="Samples at a time in each process.",
+)
+@click.option(
+    "--processes",
+    metavar="N",
+    type=whole_number(1, 256),
+    default=1,
+    help="Number of worker processes, 256 at most.",
+)
+@click.option(
+    "--attempts",
+    metavar="N",
+    type=whole_number(1, 100),
+    default=3,
+    help="Attempts at a sample that fails or crashes.",
+)
+@timeout_option
+@pass_rate_option
+@store_option
+@json_option
+def run_(  # noqa: PLR0913 - one argument an option
     *,
-    json: Json = False,
+    dataset: Path,
+    target: str,
+    evaluator: str,
+    concurrency: int,
+    processes: int,
+    attempts: int,
+    sample_timeout: float,
+    min_pass_rate: float | None,
+    store: str,
+    json: bool,
 ) -> int:
     """Run every sample through a loop, score it and report.
 
@@ -121,15 +124,11 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
 
 
 @app.command()
-def resume(
-    run: Annotated[
-        str, typer.Argument(metavar="ID", show_default=False, help="ID of the evaluation.")
-    ],
-    min_pass_rate: PassRate = None,
-    store: Store = DEFAULT_STORE,
-    *,
-    json: Json = False,
-) -> int:
+@click.argument("run", metavar="ID", help="ID of the evaluation.")
+@pass_rate_option
+@store_option
+@json_option
+def resume(*, run: str, min_pass_rate: float | None, store: str, json: bool) -> int:
     """Continue an evaluation that was interrupted.
 
     Finished samples do not run again.
@@ -147,7 +146,8 @@ def resume(
 
 
 @app.command("ls")
-def list_reports(*, json: Json = False) -> None:
+@json_option
+def list_reports(*, json: bool) -> None:
     """List the saved reports, newest first.
 
     Evaluations without a report follow, with the command that continues them.
@@ -173,7 +173,7 @@ def list_reports(*, json: Json = False) -> None:
         *_unfinished_lines({report.run for report in found.reports}),
     ]
     for path in found.unreadable:
-        typer.echo(f"{path} is no report of an evaluation; delete it", err=True)
+        click.echo(f"{path} is no report of an evaluation; delete it", err=True)
     output.print_result(
         lines or [f"no reports in {directory}; `longwatch eval run` makes one"],
         [_report_json(report) for report in found.reports],
@@ -193,7 +193,7 @@ def _unfinished_lines(finished: Container[str]) -> list[str]:
         with opened_store(DEFAULT_STORE) as store:
             known = evaluation_ids(store) if has_mailboxes(store) else []
     except LongwatchError as error:
-        typer.echo(f"cannot list evaluations without a report: {error}", err=True)
+        click.echo(f"cannot list evaluations without a report: {error}", err=True)
         return []
     return [
         f"{run} has no report; if it was interrupted, continue it with `longwatch eval resume "
@@ -216,24 +216,10 @@ def _report_json(report: SavedReport) -> dict[str, Any]:
 
 
 @app.command()
-def compare(
-    before: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            show_default=False,
-            help="ID of an evaluation, or its report as a JSON file.",
-        ),
-    ],
-    after: Annotated[
-        str,
-        typer.Argument(
-            metavar="B", show_default=False, help="Another evaluation of the same dataset."
-        ),
-    ],
-    *,
-    json: Json = False,
-) -> None:
+@click.argument("before", metavar="A", help="ID of an evaluation, or its report as a JSON file.")
+@click.argument("after", metavar="B", help="Another evaluation of the same dataset.")
+@json_option
+def compare(*, before: str, after: str, json: bool) -> None:
     """Compare two evaluations of one dataset."""
     from longwatch.evals.report import Comparison  # noqa: PLC0415 - help must not wait for what only the command needs
 

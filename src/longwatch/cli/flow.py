@@ -4,63 +4,69 @@ from __future__ import annotations
 
 import json as json_
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import execution_views, output
+from longwatch.cli.command_groups import CommandGroup
 from longwatch.cli.option_values import whole_number
-from longwatch.cli.options import DEFAULT_STORE, Json, valid_text
-from longwatch.cli.worker import LogFormat, LogLevel, Processes, StateDir, run_workers
+from longwatch.cli.options import DEFAULT_STORE, Function, json_option, valid_text
+from longwatch.cli.worker import (
+    log_format_option,
+    log_level_option,
+    processes_option,
+    run_workers,
+    state_dir_option,
+)
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
-app = typer.Typer(
-    help="Run workers for durable graphs, and manage executions.\n\n"
-    "The import path of the flow comes first: `longwatch flow explain scrape:flow ID`.\n"
-    "It may be left out if LONGWATCH_FLOW is set. `ls`, `show`, `history`, `stats`\n"
-    "and `prune` need no code: they take --store URL instead.",
-    no_args_is_help=True,
-)
-
 FLOW_VARIABLE = "LONGWATCH_FLOW"
 """The environment variable that replaces MODULE:FLOW."""
 
 
-def _argument(metavar: str, text: str) -> Any:
-    return typer.Argument(metavar=metavar, show_default=False, callback=valid_text, help=text)
+def _argument(name: str, metavar: str, text: str) -> Callable[[Function], Function]:
+    return click.argument(name, metavar=metavar, type=valid_text, nargs=-1, help=text)
 
 
-FlowArgument = Annotated[list[str] | None, _argument("[MODULE:FLOW]", "Import path of the flow.")]
-ExecutionArguments = Annotated[
-    list[str] | None, _argument("[MODULE:FLOW] ID", "Import path of the flow; ID of the execution.")
-]
-NodeArguments = Annotated[
-    list[str] | None,
-    _argument(
-        "[MODULE:FLOW] ID NODE", "Import path of the flow; ID of the execution; name of the node."
-    ),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        callback=valid_text,
-        help="The store URL, instead of a flow. [LONGWATCH_STORE, else sqlite:///longwatch.db]",
-    ),
-]
-Limit = Annotated[
-    int,
-    typer.Option(metavar="N", parser=whole_number(1, 100_000), help="Show at most N, the newest."),
-]
+flow_argument = _argument("flow", "[MODULE:FLOW]", "Import path of the flow.")
+execution_argument = _argument(
+    "execution", "[MODULE:FLOW] ID", "Import path of the flow; ID of the execution."
+)
+node_argument = _argument(
+    "node",
+    "[MODULE:FLOW] ID NODE",
+    "Import path of the flow; ID of the execution; name of the node.",
+)
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    type=valid_text,
+    help="The store URL, instead of a flow. [LONGWATCH_STORE, else sqlite:///longwatch.db]",
+)
+limit_option = click.option(
+    "--limit",
+    metavar="N",
+    type=whole_number(1, 100_000),
+    default=100,
+    help="Show at most N, the newest.",
+)
 
 
-@app.callback()
-def group(context: typer.Context) -> None:
+@click.group("flow", cls=CommandGroup)
+@click.pass_context
+def app(context: click.Context) -> None:
+    """Run workers for durable graphs, and manage executions.
+
+    The import path of the flow comes first: `longwatch flow explain scrape:flow ID`.
+    It may be left out if LONGWATCH_FLOW is set. `ls`, `show`, `history`, `stats`
+    and `prune` need no code: they take --store URL instead.
+    """
     from longwatch.cli.main import unblock_signals  # noqa: PLC0415 - which imports this
 
     if context.invoked_subcommand != "work":  # which unblocks them when its handlers are installed
@@ -68,35 +74,42 @@ def group(context: typer.Context) -> None:
 
 
 @app.command()
-def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
-    target: FlowArgument = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", parser=whole_number(1, 10_000), help="Nodes at a time in each process. [8]"
-        ),
-    ] = None,
-    processes: Processes = 1,
-    name: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Name of the processes in logs. [flow]", show_default=False
-        ),
-    ] = "flow",
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT",
-            parser=whole_number(0, 65_535),
-            help="Port of health and metrics. [none]",
-        ),
-    ] = None,
-    health_host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Address of health and metrics. [0.0.0.0]")
-    ] = None,
-    state_dir: StateDir = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+@_argument("target", "[MODULE:FLOW]", "Import path of the flow.")
+@click.option(
+    "--concurrency",
+    metavar="N",
+    type=whole_number(1, 10_000),
+    help="Nodes at a time in each process. [8]",
+)
+@processes_option
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="flow",
+    show_default=False,
+    help="Name of the processes in logs. [flow]",
+)
+@click.option(
+    "--health-port",
+    metavar="PORT",
+    type=whole_number(0, 65_535),
+    help="Port of health and metrics. [none]",
+)
+@click.option("--health-host", metavar="HOST", help="Address of health and metrics. [0.0.0.0]")
+@state_dir_option
+@log_level_option
+@log_format_option
+def work(  # noqa: PLR0913 - one argument an option
+    *,
+    target: tuple[str, ...],
+    concurrency: int | None,
+    processes: int,
+    name: str,
+    health_port: int | None,
+    health_host: str | None,
+    state_dir: str | None,
+    log_level: str | None,
+    log_format: str | None,
 ) -> int:
     """Compute the nodes that are ready, in worker processes.
 
@@ -124,16 +137,15 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
 
 
 @app.command()
+@execution_argument
+@limit_option
+@click.option(
+    "--errors", is_flag=True, help="Show errors in full, of the newest attempts that failed."
+)
+@store_option
+@json_option
 def show(
-    execution: ExecutionArguments = None,
-    *,
-    limit: Limit = 100,
-    errors: Annotated[
-        bool,
-        typer.Option("--errors", help="Show errors in full, of the newest attempts that failed."),
-    ] = False,
-    store: Store = None,
-    json: Json = False,
+    *, execution: tuple[str, ...], limit: int, errors: bool, store: str | None, json: bool
 ) -> None:
     """Show the values and attempts of an execution."""
     from longwatch.app.flows import view_execution  # noqa: PLC0415 - help must not wait for it
@@ -153,7 +165,9 @@ def show(
 
 
 @app.command()
-def explain(execution: ExecutionArguments = None, *, json: Json = False) -> None:
+@execution_argument
+@json_option
+def explain(*, execution: tuple[str, ...], json: bool) -> None:
     """Show for every node what it waits for."""
     named, [identity] = _parse_words("explain", execution, "ID")
     with _open_existing(named, "explain") as flow:
@@ -166,25 +180,21 @@ def explain(execution: ExecutionArguments = None, *, json: Json = False) -> None
 
 
 @app.command()
+@_argument(
+    "graph",
+    "[MODULE:FLOW] [NAME]",
+    "Import path of the flow; name of the graph, if there are several.",
+)
+@click.option(
+    "--version", metavar="VERSION", help="Version of the graph. [the last one registered]"
+)
+@click.option(
+    "--execution", metavar="ID", type=valid_text, help="Show the state of this execution."
+)
+@click.option("--mermaid", is_flag=True, help="Print a Mermaid flowchart.")
+@json_option
 def graph(
-    graph: Annotated[
-        list[str] | None,
-        _argument(
-            "[MODULE:FLOW] [NAME]",
-            "Import path of the flow; name of the graph, if there are several.",
-        ),
-    ] = None,
-    *,
-    version: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", help="Version of the graph. [the last one registered]"),
-    ] = None,
-    execution: Annotated[
-        str | None,
-        typer.Option(metavar="ID", callback=valid_text, help="Show the state of this execution."),
-    ] = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
-    json: Json = False,
+    *, graph: tuple[str, ...], version: str | None, execution: str | None, mermaid: bool, json: bool
 ) -> None:
     """Draw a graph, or the state of an execution."""
     from longwatch.app.flows import find_graph, graph_and_state, load_flow  # noqa: PLC0415 - help must not wait for it
@@ -207,37 +217,31 @@ def graph(
     )
 
 
-AsText = Annotated[bool, typer.Option("--text", help="The values are plain text, not JSON.")]
+as_text_option = click.option("--text", is_flag=True, help="The values are plain text, not JSON.")
 
 
 @app.command()
+@_argument(
+    "words",
+    "[MODULE:FLOW] GRAPH [NODE=VALUE]...",
+    "Import path of the flow; name of the graph; values of inputs.",
+)
+@click.option(
+    "--key",
+    metavar="KEY",
+    type=valid_text,
+    help="Start only one execution for this key; later calls return it.",
+)
+@click.option(
+    "--version",
+    metavar="VERSION",
+    type=valid_text,
+    help="Version of the graph. [the last one registered]",
+)
+@as_text_option
+@json_option
 def start(
-    words: Annotated[
-        list[str] | None,
-        _argument(
-            "[MODULE:FLOW] GRAPH [NODE=VALUE]...",
-            "Import path of the flow; name of the graph; values of inputs.",
-        ),
-    ] = None,
-    *,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            callback=valid_text,
-            help="Start only one execution for this key; later calls return it.",
-        ),
-    ] = None,
-    version: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION",
-            callback=valid_text,
-            help="Version of the graph. [the last one registered]",
-        ),
-    ] = None,
-    text: AsText = False,
-    json: Json = False,
+    *, words: tuple[str, ...], key: str | None, version: str | None, text: bool, json: bool
 ) -> None:
     """Start an execution of a graph.
 
@@ -264,18 +268,14 @@ def start(
 
 
 @app.command("set")
-def set_(
-    assignments: Annotated[
-        list[str] | None,
-        _argument(
-            "[MODULE:FLOW] ID NODE=VALUE...",
-            "Import path of the flow; ID of the execution; values of inputs.",
-        ),
-    ] = None,
-    *,
-    text: AsText = False,
-    json: Json = False,
-) -> None:
+@_argument(
+    "assignments",
+    "[MODULE:FLOW] ID NODE=VALUE...",
+    "Import path of the flow; ID of the execution; values of inputs.",
+)
+@as_text_option
+@json_option
+def set_(*, assignments: tuple[str, ...], text: bool, json: bool) -> None:
     """Set inputs of an execution in one transaction.
 
     Workers then compute the nodes that depend on them.
@@ -291,17 +291,13 @@ def set_(
 
 
 @app.command()
-def unset(
-    nodes: Annotated[
-        list[str] | None,
-        _argument(
-            "[MODULE:FLOW] ID NODE...",
-            "Import path of the flow; ID of the execution; names of inputs.",
-        ),
-    ] = None,
-    *,
-    json: Json = False,
-) -> None:
+@_argument(
+    "nodes",
+    "[MODULE:FLOW] ID NODE...",
+    "Import path of the flow; ID of the execution; names of inputs.",
+)
+@json_option
+def unset(*, nodes: tuple[str, ...], json: bool) -> None:
     """Unset inputs of an execution in one transaction.
 
     Values that were computed from them are cleared.
@@ -313,7 +309,9 @@ def unset(
 
 
 @app.command()
-def retry(node: NodeArguments = None, *, json: Json = False) -> None:
+@node_argument
+@json_option
+def retry(*, node: tuple[str, ...], json: bool) -> None:
     """Retry a node now, with all its attempts.
 
     The node has failed for good or waits for its next attempt.
@@ -322,7 +320,9 @@ def retry(node: NodeArguments = None, *, json: Json = False) -> None:
 
 
 @app.command()
-def abandon(node: NodeArguments = None, *, json: Json = False) -> None:
+@node_argument
+@json_option
+def abandon(*, node: tuple[str, ...], json: bool) -> None:
     """Abandon the running attempt of a node.
 
     The node is retried if it has attempts left.
@@ -331,13 +331,17 @@ def abandon(node: NodeArguments = None, *, json: Json = False) -> None:
 
 
 @app.command()
-def cancel(execution: ExecutionArguments = None, *, json: Json = False) -> None:
+@execution_argument
+@json_option
+def cancel(*, execution: tuple[str, ...], json: bool) -> None:
     """Cancel an execution for good; its values stay."""
     change_execution("cancel", execution, "is cancelled", as_json=json)
 
 
 @app.command()
-def sweep(flow: FlowArgument = None, *, json: Json = False) -> None:
+@flow_argument
+@json_option
+def sweep(*, flow: tuple[str, ...], json: bool) -> None:
     """Reclaim the nodes of dead workers now.
 
     Also continues stalled executions. Every worker sweeps periodically.

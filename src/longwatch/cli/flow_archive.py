@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import typer
+import click
 
-from longwatch.cli.flow import ExecutionArguments, change_execution
-from longwatch.cli.options import Json
+from longwatch.cli.flow import change_execution, execution_argument
+from longwatch.cli.options import json_option
 
 
-def archive(execution: ExecutionArguments = None, *, json: Json = False) -> None:
+@click.command()
+@execution_argument
+@json_option
+def archive(*, execution: tuple[str, ...], json: bool) -> None:
     """Archive an execution: stop its work and hide it from lists.
 
     Its values stay. `longwatch flow unarchive` continues it.
@@ -16,7 +19,10 @@ def archive(execution: ExecutionArguments = None, *, json: Json = False) -> None
     change_execution("archive", execution, "is archived", as_json=json)
 
 
-def unarchive(execution: ExecutionArguments = None, *, json: Json = False) -> None:
+@click.command()
+@execution_argument
+@json_option
+def unarchive(*, execution: tuple[str, ...], json: bool) -> None:
     """Continue an archived execution.
 
     Workers compute what was left.
@@ -24,7 +30,7 @@ def unarchive(execution: ExecutionArguments = None, *, json: Json = False) -> No
     change_execution("unarchive", execution, "is not archived any more", as_json=json)
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_commands(app: click.Group) -> None:
     """Add both commands to those of `longwatch flow`."""
-    app.command()(archive)
-    app.command()(unarchive)
+    app.add_command(archive)
+    app.add_command(unarchive)

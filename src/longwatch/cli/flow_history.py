@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json as json_
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from longwatch.cli.flow import ExecutionArguments, Store, open_by_words
+from longwatch.cli.flow import execution_argument, open_by_words, store_option
 from longwatch.cli.json_views import JsonObject, utc
 from longwatch.cli.option_values import whole_number
-from longwatch.cli.options import Json, valid_text
+from longwatch.cli.options import json_option, valid_text
 from longwatch.cli.output import age, print_result, short_body, table
 from longwatch.errors import UsageError
 
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
 _HEADERS = ("changed", "node", "state", "attempt", "cause", "revision", "value or error")
 
 
+@click.command()
+@execution_argument
+@click.option("--node", metavar="NODE", type=valid_text, help="Only changes of this node.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=whole_number(1, 10_000),
+    default=100,
+    help="Show at most N, the newest.",
+)
+@store_option
+@json_option
 def history(
-    execution: ExecutionArguments = None,
-    *,
-    node: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", callback=valid_text, help="Only changes of this node."),
-    ] = None,
-    limit: Annotated[
-        int,
-        typer.Option(
-            metavar="N", parser=whole_number(1, 10_000), help="Show at most N, the newest."
-        ),
-    ] = 100,
-    store: Store = None,
-    json: Json = False,
+    *, execution: tuple[str, ...], node: str | None, limit: int, store: str | None, json: bool
 ) -> None:
     """Show how attempts ended and values changed, newest first."""
     from longwatch.app.flows import execution_history  # noqa: PLC0415 - help must not wait for it
@@ -55,9 +54,9 @@ def history(
     )
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_commands(app: click.Group) -> None:
     """Add the command to those of `longwatch flow`."""
-    app.command()(history)
+    app.add_command(history)
 
 
 def _row(entry: HistoryEntry, now: float) -> tuple[object, ...]:

@@ -6,14 +6,14 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import execution_views, output
-from longwatch.cli.flow import FlowArgument, Store, open_by_words
+from longwatch.cli.flow import flow_argument, open_by_words, store_option
 from longwatch.cli.option_values import duration, whole_number
-from longwatch.cli.options import Json, Yes, valid_text
+from longwatch.cli.options import json_option, valid_text, yes_option
 from longwatch.core.duration import format_duration
 from longwatch.errors import UsageError
 
@@ -37,58 +37,63 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "^=": lambda node, prefix: node.startswith(prefix),
 }
 
-GraphName = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", callback=valid_text, help="Only executions of this graph."),
-]
-States = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--state",
-        metavar="STATE",
-        callback=valid_text,
-        help="Only executions in this state. Repeat it for several.",
-    ),
-]
+graph_name_option = click.option(
+    "--graph", metavar="NAME", type=valid_text, help="Only executions of this graph."
+)
+states_option = click.option(
+    "--state",
+    metavar="STATE",
+    type=valid_text,
+    multiple=True,
+    help="Only executions in this state. Repeat it for several.",
+)
 
 
+@click.command("ls")
+@flow_argument
+@graph_name_option
+@click.option(
+    "--where",
+    metavar="NODE=VALUE",
+    type=valid_text,
+    multiple=True,
+    help="Only if a value is so: = != < <= > >= or ^= (its start).",
+)
+@click.option(
+    "--metadata",
+    metavar="KEY=VALUE",
+    type=valid_text,
+    multiple=True,
+    help="Only with this entry of the metadata.",
+)
+@states_option
+@click.option("--archived", is_flag=True, help="List archived executions too.")
+@click.option("--text", is_flag=True, help="A VALUE is plain text, not JSON.")
+@click.option(
+    "--sort",
+    metavar="KEY",
+    type=valid_text,
+    default=_NEWEST_FIRST,
+    help="created, updated or a node; with - the largest first.",
+)
+@click.option(
+    "--limit", metavar="N", type=whole_number(1, 100_000), default=100, help="Show at most N."
+)
+@store_option
+@json_option
 def list_executions(  # noqa: PLR0913 - one argument an option
-    flow: FlowArgument = None,
     *,
-    graph: GraphName = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NODE=VALUE",
-            callback=valid_text,
-            help="Only if a value is so: = != < <= > >= or ^= (its start).",
-        ),
-    ] = None,
-    metadata: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", callback=valid_text, help="Only with this entry of the metadata."
-        ),
-    ] = None,
-    state: States = None,
-    archived: Annotated[
-        bool, typer.Option("--archived", help="List archived executions too.")
-    ] = False,
-    text: Annotated[bool, typer.Option("--text", help="A VALUE is plain text, not JSON.")] = False,
-    sort: Annotated[
-        str,
-        typer.Option(
-            metavar="KEY",
-            callback=valid_text,
-            help="created, updated or a node; with - the largest first.",
-        ),
-    ] = _NEWEST_FIRST,
-    limit: Annotated[
-        int,
-        typer.Option(metavar="N", parser=whole_number(1, 100_000), help="Show at most N."),
-    ] = 100,
-    store: Store = None,
-    json: Json = False,
+    flow: tuple[str, ...],
+    graph: str | None,
+    where: tuple[str, ...],
+    metadata: tuple[str, ...],
+    state: tuple[str, ...],
+    archived: bool,
+    text: bool,
+    sort: str,
+    limit: int,
+    store: str | None,
+    json: bool,
 ) -> None:
     """List executions, newest first.
 
@@ -97,8 +102,12 @@ def list_executions(  # noqa: PLR0913 - one argument an option
     """
     from longwatch.app.flows import masked_url, only_graph  # noqa: PLC0415 - help must not wait for it
 
-    filters = _parse_filters(where or (), metadata or (), as_text=text)
-    conditions: dict[str, Any] = {"where": filters, "state": state, "include_archived": archived}
+    filters = _parse_filters(where, metadata, as_text=text)
+    conditions: dict[str, Any] = {
+        "where": filters,
+        "state": state or None,
+        "include_archived": archived,
+    }
     _, opening = open_by_words("ls", flow, "", store)
     with opening as opened:
         searched = only_graph(opened) if graph is None else graph
@@ -118,23 +127,31 @@ def list_executions(  # noqa: PLR0913 - one argument an option
     )
 
 
+@click.command()
+@flow_argument
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    type=duration(0, _LONGEST_AGE),
+    required=True,
+    help="Only those that last changed longer ago.",
+)
+@graph_name_option
+@states_option
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@yes_option
+@store_option
+@json_option
 def prune(  # noqa: PLR0913 - one argument an option
-    flow: FlowArgument = None,
     *,
-    older_than: Annotated[
-        float,
-        typer.Option(
-            metavar="DURATION",
-            parser=duration(0, _LONGEST_AGE),
-            help="Only those that last changed longer ago.",
-        ),
-    ],
-    graph: GraphName = None,
-    state: States = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
-    yes: Yes = False,
-    store: Store = None,
-    json: Json = False,
+    flow: tuple[str, ...],
+    older_than: float,
+    graph: str | None,
+    state: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    store: str | None,
+    json: bool,
 ) -> None:
     """Remove finished executions for good.
 
@@ -145,7 +162,7 @@ def prune(  # noqa: PLR0913 - one argument an option
 
     _, opening = open_by_words("prune", flow, "", store)
     with opening as opened:
-        chosen: dict[str, Any] = {"older_than": older_than, "graph": graph, "states": state}
+        chosen: dict[str, Any] = {"older_than": older_than, "graph": graph, "states": state or None}
         count = opened.prune(**chosen, dry_run=True)
         if count and not dry_run:
             of_all = " of all graphs" if graph is None and only_graph(opened) is None else ""
@@ -161,10 +178,10 @@ def prune(  # noqa: PLR0913 - one argument an option
     )
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_commands(app: click.Group) -> None:
     """Add the commands to those of `longwatch flow`."""
-    app.command("ls")(list_executions)
-    app.command()(prune)
+    app.add_command(list_executions)
+    app.add_command(prune)
 
 
 def _remove(flow: Flow, chosen: Mapping[str, Any], expected: int) -> int:
@@ -175,11 +192,11 @@ def _remove(flow: Flow, chosen: Mapping[str, Any], expected: int) -> int:
         nonlocal removed
         removed += count
         if is_shown:
-            typer.echo(f"\r{removed} of {expected} executions removed", nl=False, err=True)
+            click.echo(f"\r{removed} of {expected} executions removed", nl=False, err=True)
 
     def end_progress() -> None:
         if is_shown:
-            typer.echo("\r\x1b[K", nl=False, err=True)
+            click.echo("\r\x1b[K", nl=False, err=True)
 
     is_shown = sys.stderr is not None and sys.stderr.isatty()
     try:
@@ -187,7 +204,7 @@ def _remove(flow: Flow, chosen: Mapping[str, Any], expected: int) -> int:
     except KeyboardInterrupt:
         end_progress()
         done = output.pluralize(removed, "execution")
-        typer.echo(f"longwatch: {done} removed so far; run it again to go on", err=True)
+        click.echo(f"longwatch: {done} removed so far; run it again to go on", err=True)
         raise
     finally:
         end_progress()

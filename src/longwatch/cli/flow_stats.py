@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from longwatch.cli.flow import Store, open_by_words
+from longwatch.cli.flow import open_by_words, store_option
 from longwatch.cli.json_views import JsonObject
-from longwatch.cli.options import Json, valid_text
+from longwatch.cli.options import json_option, valid_text
 from longwatch.cli.output import pluralize, print_result, table
 from longwatch.core.duration import format_duration
 
@@ -20,20 +20,17 @@ _COUNTS = ("set", "failed", "running", "waiting")
 _DURATIONS = ("mean", "p50", "p95", "max")
 
 
-def stats(
-    graph: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODULE:FLOW] [GRAPH]",
-            show_default=False,
-            callback=valid_text,
-            help="Import path of the flow; name of the graph. [all graphs]",
-        ),
-    ] = None,
-    *,
-    store: Store = None,
-    json: Json = False,
-) -> None:
+@click.command()
+@click.argument(
+    "graph",
+    metavar="[MODULE:FLOW] [GRAPH]",
+    type=valid_text,
+    nargs=-1,
+    help="Import path of the flow; name of the graph. [all graphs]",
+)
+@store_option
+@json_option
+def stats(*, graph: tuple[str, ...], store: str | None, json: bool) -> None:
     """Show how far executions get and how long nodes take.
 
     Counts the executions of all versions of a graph. The durations are those of
@@ -52,9 +49,9 @@ def stats(
     )
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_commands(app: click.Group) -> None:
     """Add the command to those of `longwatch flow`."""
-    app.command()(stats)
+    app.add_command(stats)
 
 
 # --- for people ---

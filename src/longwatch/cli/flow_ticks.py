@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import typer
+import click
 
-from longwatch.cli.flow import NodeArguments, change_node
-from longwatch.cli.options import Json
+from longwatch.cli.flow import change_node, node_argument
+from longwatch.cli.options import json_option
 
 
-def pause(node: NodeArguments = None, *, json: Json = False) -> None:
+@click.command()
+@node_argument
+@json_option
+def pause(*, node: tuple[str, ...], json: bool) -> None:
     """Pause a recurring tick of an execution.
 
     It does not fire until `longwatch flow resume`.
@@ -16,7 +19,10 @@ def pause(node: NodeArguments = None, *, json: Json = False) -> None:
     change_node("pause", node, "has paused {node}", as_json=json)
 
 
-def resume(node: NodeArguments = None, *, json: Json = False) -> None:
+@click.command()
+@node_argument
+@json_option
+def resume(*, node: tuple[str, ...], json: bool) -> None:
     """Resume a paused tick of an execution.
 
     It fires at its next time from now; times that passed meanwhile are left out.
@@ -24,7 +30,7 @@ def resume(node: NodeArguments = None, *, json: Json = False) -> None:
     change_node("resume", node, "goes on with {node}", as_json=json)
 
 
-def add_commands(app: typer.Typer) -> None:
+def add_commands(app: click.Group) -> None:
     """Add both commands to those of `longwatch flow`."""
-    app.command()(pause)
-    app.command()(resume)
+    app.add_command(pause)
+    app.add_command(resume)

@@ -5,25 +5,24 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from longwatch.cli import output
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        readable=False,
-        help="The configuration file to write. [longwatch.toml]",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(readable=False, path_type=Path),
+    help="The configuration file to write. [longwatch.toml]",
+)
+force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
-def init(*, config: Config = None, force: Force = False) -> None:
+@click.command()
+@config_option
+@force_option
+def init(*, config: Path | None, force: bool) -> None:
     """Write an example longwatch.toml.
 
     The file has one example program, and every setting with its default.

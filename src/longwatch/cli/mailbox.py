@@ -9,24 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import json_views, output
 from longwatch.cli.command_groups import CommandGroup
 from longwatch.cli.option_values import duration, whole_number
 from longwatch.cli.options import (
-    DEFAULT_STORE,
-    Json,
-    MessageId,
-    MessageIds,
-    Name,
-    Store,
-    Yes,
+    json_option,
+    message_id_argument,
+    message_ids_argument,
+    name_argument,
     open_existing,
     open_or_create,
+    store_option,
     valid_text,
+    yes_option,
 )
 from longwatch.core.sanitize import shorten
 from longwatch.errors import UsageError
@@ -34,18 +33,17 @@ from longwatch.errors import UsageError
 if TYPE_CHECKING:
     from longwatch.mailbox import Mailbox
 
-app = typer.Typer(
-    help="Show mailboxes, send messages, and manage dead letters.", no_args_is_help=True
-)
+app = CommandGroup("mailbox", help="Show mailboxes, send messages, and manage dead letters.")
 
-dead_app = typer.Typer(help="List, replay or drop dead letters.", no_args_is_help=True)
-app.add_typer(dead_app, name="dead", cls=CommandGroup)
+dead_app = CommandGroup("dead", help="List, replay or drop dead letters.")
 
-Everything = Annotated[bool, typer.Option("--all", help="All dead letters.")]
+everything_option = click.option("--all", "everything", is_flag=True, help="All dead letters.")
 
 
 @app.command("ls")
-def list_mailboxes(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
+@store_option
+@json_option
+def list_mailboxes(*, store: str, json: bool) -> None:
     """List the mailboxes with their counts."""
     from longwatch.app.mailboxes import existing_store, masked_url  # noqa: PLC0415 - help must not wait for it
     from longwatch.mailbox.url import mailbox_stats  # noqa: PLC0415
@@ -65,7 +63,10 @@ def list_mailboxes(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
 
 
 @app.command()
-def stats(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
+@name_argument
+@store_option
+@json_option
+def stats(*, name: str, store: str, json: bool) -> None:
     """Show the counts of one mailbox."""
     with open_existing(store, name) as mailbox:
         fields = json_views.mailbox_json(name, mailbox.stats())
@@ -78,15 +79,13 @@ def stats(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> No
 
 
 @app.command()
-def peek(
-    name: Name,
-    *,
-    limit: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1, 1000), help="Show at most N.")
-    ] = 10,
-    store: Store = DEFAULT_STORE,
-    json: Json = False,
-) -> None:
+@name_argument
+@click.option(
+    "--limit", metavar="N", type=whole_number(1, 1000), default=10, help="Show at most N."
+)
+@store_option
+@json_option
+def peek(*, name: str, limit: int, store: str, json: bool) -> None:
     """Show the next messages without claiming them."""
     with open_existing(store, name) as mailbox:
         found = mailbox.backend.peek(limit=limit)
@@ -112,48 +111,54 @@ def peek(
 
 
 @app.command()
+@name_argument
+@click.argument(
+    "body",
+    metavar="[BODY|-]",
+    required=False,
+    help="The body as JSON; `-` or nothing: read standard input.",
+)
+@click.option("--text", is_flag=True, help="The body is plain text, not JSON.")
+@click.option(
+    "--delay",
+    metavar="DURATION",
+    type=duration(),
+    default=0,
+    help="Deliver the message no earlier than this.",
+)
+@click.option(
+    "--expires-in",
+    metavar="DURATION",
+    type=duration(0.001, 100 * 365 * 86_400),
+    help="Remove the message if no worker has claimed it by then.",
+)
+@click.option(
+    "--dedupe-key",
+    metavar="KEY",
+    type=valid_text,
+    help="Do not send again while a message with this key is queued.",
+)
+@click.option("--reply-to", metavar="NAME", type=valid_text, help="Mailbox for the reply.")
+@click.option(
+    "--header",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A header of the message; may be given again.",
+)
+@store_option
+@json_option
 def send(  # noqa: PLR0913 - one argument an option
-    name: Name,
-    body: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="BODY|-", help="The body as JSON; `-` or nothing: read standard input."
-        ),
-    ] = None,
     *,
-    text: Annotated[bool, typer.Option("--text", help="The body is plain text, not JSON.")] = False,
-    delay: Annotated[
-        float,
-        typer.Option(
-            metavar="DURATION", parser=duration(), help="Deliver the message no earlier than this."
-        ),
-    ] = 0,
-    expires_in: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DURATION",
-            parser=duration(0.001, 100 * 365 * 86_400),
-            help="Remove the message if no worker has claimed it by then.",
-        ),
-    ] = None,
-    dedupe_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY",
-            callback=valid_text,
-            help="Do not send again while a message with this key is queued.",
-        ),
-    ] = None,
-    reply_to: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", callback=valid_text, help="Mailbox for the reply."),
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A header of the message; may be given again."),
-    ] = None,
-    store: Store = DEFAULT_STORE,
-    json: Json = False,
+    name: str,
+    body: str | None,
+    text: bool,
+    delay: float,
+    expires_in: float | None,
+    dedupe_key: str | None,
+    reply_to: str | None,
+    header: tuple[str, ...],
+    store: str,
+    json: bool,
 ) -> None:
     """Send a message and print its ID.
 
@@ -162,7 +167,7 @@ def send(  # noqa: PLR0913 - one argument an option
     from longwatch.app.mailboxes import decode_text_body, parse_json_body  # noqa: PLC0415 - help must not wait for it
 
     content = (decode_text_body if text else parse_json_body)(_read_body(body))
-    headers = _parse_headers(header or ())
+    headers = _parse_headers(header)
     with open_or_create(store, name) as mailbox:
         sent = mailbox.send(
             content,
@@ -176,7 +181,10 @@ def send(  # noqa: PLR0913 - one argument an option
 
 
 @app.command()
-def pause(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
+@name_argument
+@store_option
+@json_option
+def pause(*, name: str, store: str, json: bool) -> None:
     """Stop the delivery of messages to all workers until `resume`."""
     with open_existing(store, name) as mailbox:
         mailbox.pause()
@@ -186,7 +194,10 @@ def pause(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> No
 
 
 @app.command()
-def resume(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
+@name_argument
+@store_option
+@json_option
+def resume(*, name: str, store: str, json: bool) -> None:
     """Resume the delivery of messages."""
     with open_existing(store, name) as mailbox:
         mailbox.resume()
@@ -196,9 +207,11 @@ def resume(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> N
 
 
 @app.command()
-def cancel(
-    name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
-) -> None:
+@name_argument
+@message_id_argument
+@store_option
+@json_option
+def cancel(*, name: str, message_id: str, store: str, json: bool) -> None:
     """Remove one message that no worker has claimed."""
     with open_existing(store, name) as mailbox:
         if not mailbox.cancel(message_id):
@@ -214,9 +227,11 @@ def cancel(
 
 
 @app.command()
-def purge(
-    name: Name, *, yes: Yes = False, store: Store = DEFAULT_STORE, json: Json = False
-) -> None:
+@name_argument
+@yes_option
+@store_option
+@json_option
+def purge(*, name: str, yes: bool, store: str, json: bool) -> None:
     """Remove every message that no worker has claimed.
 
     Dead letters stay.
@@ -279,16 +294,15 @@ def _read_body(body: str | None) -> bytes:
     return data
 
 
+app.add_command(dead_app)
+
+
 @dead_app.command("ls")
-def list_dead(
-    name: Name,
-    *,
-    limit: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(1), help="Show at most N.")
-    ] = 100,
-    store: Store = DEFAULT_STORE,
-    json: Json = False,
-) -> None:
+@name_argument
+@click.option("--limit", metavar="N", type=whole_number(1), default=100, help="Show at most N.")
+@store_option
+@json_option
+def list_dead(*, name: str, limit: int, store: str, json: bool) -> None:
     """List dead letters, oldest first."""
     with open_existing(store, name) as mailbox:
         found = list(islice(mailbox.dead_letters, limit))
@@ -305,9 +319,11 @@ def list_dead(
 
 
 @dead_app.command()
-def show(
-    name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
-) -> None:
+@name_argument
+@message_id_argument
+@store_option
+@json_option
+def show(*, name: str, message_id: str, store: str, json: bool) -> None:
     """Show the history, body and last traceback of a dead letter."""
     with open_existing(store, name) as mailbox:
         dead_letter = mailbox.dead_letters.show(message_id)
@@ -331,14 +347,20 @@ def show(
 
 
 @dead_app.command()
+@name_argument
+@message_ids_argument
+@everything_option
+@yes_option
+@store_option
+@json_option
 def replay(  # noqa: PLR0913 - one argument an option
-    name: Name,
-    ids: MessageIds = None,
     *,
-    everything: Everything = False,
-    yes: Yes = False,
-    store: Store = DEFAULT_STORE,
-    json: Json = False,
+    name: str,
+    ids: tuple[str, ...],
+    everything: bool,
+    yes: bool,
+    store: str,
+    json: bool,
 ) -> None:
     """Queue dead letters again, with their counters at zero."""
     _require_choice(ids, everything=everything)
@@ -350,14 +372,20 @@ def replay(  # noqa: PLR0913 - one argument an option
 
 
 @dead_app.command()
+@name_argument
+@message_ids_argument
+@everything_option
+@yes_option
+@store_option
+@json_option
 def drop(  # noqa: PLR0913 - one argument an option
-    name: Name,
-    ids: MessageIds = None,
     *,
-    everything: Everything = False,
-    yes: Yes = False,
-    store: Store = DEFAULT_STORE,
-    json: Json = False,
+    name: str,
+    ids: tuple[str, ...],
+    everything: bool,
+    yes: bool,
+    store: str,
+    json: bool,
 ) -> None:
     """Remove dead letters for good."""
     _require_choice(ids, everything=everything)
@@ -372,7 +400,7 @@ def drop(  # noqa: PLR0913 - one argument an option
     _print_done("dropped", name, done, missing, as_json=json)
 
 
-def _require_choice(ids: list[str] | None, *, everything: bool) -> None:
+def _require_choice(ids: Sequence[str], *, everything: bool) -> None:
     if bool(ids) == everything:
         raise UsageError(
             "name the dead letters by their ids, or all of them with --all"
@@ -387,7 +415,7 @@ def _describe_all(mailbox: Mailbox[Any]) -> str:
 
 
 def _apply(
-    ids: list[str] | None, apply_to: Callable[..., list[bool]], apply_to_all: Callable[[], int]
+    ids: Sequence[str], apply_to: Callable[..., list[bool]], apply_to_all: Callable[[], int]
 ) -> tuple[int, list[str]]:
     """Apply a call to the dead letters with these ids, or another call to all of them. Returns the
     number of dead letters found, and the missing ids.

@@ -10,10 +10,10 @@ import errno
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
-import typer
+import click
 
 from longwatch import __version__
 from longwatch.cli import (
@@ -31,7 +31,7 @@ from longwatch.cli import (
     simulate,
 )
 from longwatch.cli.check import check
-from longwatch.cli.command_groups import CommandGroup, RootGroup
+from longwatch.cli.command_groups import RootGroup
 from longwatch.cli.completion import completion
 from longwatch.cli.doctor import doctor
 from longwatch.cli.entry import BLOCKED_SIGNALS
@@ -46,17 +46,8 @@ from longwatch.core.error_text import describe_error
 from longwatch.core.sanitize import printable
 from longwatch.errors import ConfigError, LongwatchError, UsageError
 
-app = typer.Typer(
-    name="longwatch",
-    cls=RootGroup,
-    invoke_without_command=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
-)
-app.command(context_settings={"allow_interspersed_args": False})(run)
-COMMANDS: tuple[Callable[..., Any], ...] = (
+COMMANDS: tuple[click.Command, ...] = (
+    run,
     up,
     worker,
     *programs.COMMANDS,
@@ -66,43 +57,34 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     check,
     doctor,
     completion,
+    flow.app,
+    mailbox.app,
+    db.app,
+    evals.app,
+    runner.runner,
+    simulate.app,
 )
-for command in COMMANDS:
-    app.command()(command)
 for commands in (flow_archive, flow_history, flow_search, flow_stats, flow_ticks):
     commands.add_commands(flow.app)
-app.add_typer(flow.app, name="flow", cls=CommandGroup)
-app.add_typer(mailbox.app, name="mailbox", cls=CommandGroup)
-app.add_typer(db.app, name="db", cls=CommandGroup)
-app.add_typer(evals.app, name="eval", cls=CommandGroup)
-app.add_typer(runner.app, name="runner", cls=CommandGroup)
-app.add_typer(simulate.app, name="simulate", cls=CommandGroup)
 
 
-def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
-    if asked:
-        typer.echo(f"longwatch {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    context: typer.Context,
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-) -> None:
+@click.group(
+    "longwatch",
+    cls=RootGroup,
+    commands=COMMANDS,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.version_option(__version__, message="longwatch %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def root(context: click.Context, *, debug: bool) -> None:
     """Keep long-running workers and AI agents alive.
 
     A DURATION is a number of seconds, or text such as 90s, 5m or 1h30m.
     """
-    # The callback of --version has run, and report_error looks for --debug.
-    del version, debug
+    del debug  # report_error looks for it
     if context.invoked_subcommand not in {
         "run",
         "up",
@@ -145,25 +127,25 @@ def report_error(error: BaseException, words: Sequence[str]) -> int:
     if "--debug" in words[:1]:
         traceback.print_exception(error)
     if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(error, err=True)
+        click.echo(error, err=True)
         return 2
     code, message = _exit_code_and_message(error, words)
     for line in message.split("\n"):
-        typer.echo(f"longwatch: {printable(line)}", err=True)
+        click.echo(f"longwatch: {printable(line)}", err=True)
     return code
 
 
 def _run(words: list[str]) -> int:
     try:
-        return int(app(words, prog_name="longwatch", standalone_mode=False) or 0)
+        return int(root(words, prog_name="longwatch", standalone_mode=False) or 0)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort: one line, with --debug the traceback
         return report_error(error, words)
 
 
-def _show_help(context: typer.Context) -> None:
+def _show_help(context: click.Context) -> None:
     """Print the help for `longwatch` without a command, which is wrong use."""
-    typer.echo(context.get_help(), err=True)
-    raise typer.Exit(2)
+    click.echo(context.get_help(), err=True)
+    raise click.exceptions.Exit(2)
 
 
 def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[int, str]:
@@ -188,7 +170,7 @@ def _name_too_long(name: str) -> str:
 
 def _command_path(words: Sequence[str]) -> str:
     """The command that the words begin with: `longwatch mailbox send`."""
-    command: Any = typer.main.get_command(app)
+    command: Any = root
     path = ["longwatch"]
     for word in words:
         child = getattr(command, "commands", {}).get(word)

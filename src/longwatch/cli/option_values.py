@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from math import inf
 
-import typer
+import click
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _MAX_SHOWN_CHARS = 60
@@ -82,14 +82,14 @@ def choice(names: Iterable[str]) -> Callable[[object], str]:
     return parse
 
 
-def refused(expected: str, given: object, *, hint: str = "") -> typer.BadParameter:
+def refused(expected: str, given: object, *, hint: str = "") -> click.BadParameter:
     """The error about a value that is not as expected; secrets in the value are masked."""
     from longwatch.core.masking import mask_text  # noqa: PLC0415 - only a refusal needs it
     from longwatch.core.sanitize import printable, shorten  # noqa: PLC0415
 
     shown = shorten(printable(mask_text(str(given))), _MAX_SHOWN_CHARS)
     separator = ";" if ", " in expected else ","
-    return typer.BadParameter(f"takes {expected}{separator} got '{shown}'{hint}")
+    return click.BadParameter(f"takes {expected}{separator} got '{shown}'{hint}")
 
 
 def _is_within(value: float, low: float | None, high: float | None) -> bool:

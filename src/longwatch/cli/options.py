@@ -4,50 +4,49 @@ their modules only when called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
+import click
 
 from longwatch.cli.option_values import refused
 
 if TYPE_CHECKING:
     from longwatch.mailbox import Mailbox
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 DEFAULT_STORE = "sqlite:///longwatch.db"
 
 
-def valid_text(value: Any) -> Any:
+def valid_text(given: str) -> str:
     """Refuse text that is not UTF-8: no store accepts it."""
-    for word in value if isinstance(value, list | tuple) else [value or ""]:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise refused("text in UTF-8", word) from None
-    return value
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise refused("text in UTF-8", given) from None
+    return given
 
 
-Store = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        envvar="LONGWATCH_STORE",
-        callback=valid_text,
-        help="The store URL.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", callback=valid_text, help="Name of the mailbox.")
-]
-MessageId = Annotated[
-    str, typer.Argument(metavar="ID", callback=valid_text, help="ID of the message.")
-]
-MessageIds = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="ID...", callback=valid_text, help="IDs of dead letters."),
-]
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    type=valid_text,
+    default=DEFAULT_STORE,
+    envvar="LONGWATCH_STORE",
+    show_envvar=True,
+    help="The store URL.",
+)
+json_option = click.option("--json", is_flag=True, help="Print JSON.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+name_argument = click.argument("name", metavar="NAME", type=valid_text, help="Name of the mailbox.")
+message_id_argument = click.argument(
+    "message_id", metavar="ID", type=valid_text, help="ID of the message."
+)
+message_ids_argument = click.argument(
+    "ids", metavar="[ID...]", type=valid_text, nargs=-1, help="IDs of dead letters."
+)
 
 
 def open_existing(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from unicodedata import combining, east_asian_width
 
-import typer
+import click
 
 from longwatch.core.sanitize import printable, shorten
 from longwatch.errors import UsageError
@@ -30,10 +30,10 @@ def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> N
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if as_json:
-        typer.echo(json.dumps(data))
+        click.echo(json.dumps(data))
         return
     for line in [text] if isinstance(text, str) else text:
-        typer.echo(printable(line))
+        click.echo(printable(line))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -178,20 +178,20 @@ def confirm(question: str, *, yes: bool) -> None:
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{question} There is no terminal to ask at; add --yes to confirm")
     if _read_reply(f"{question} [y/N] ").strip().lower() not in {"y", "yes"}:
-        typer.echo("longwatch: nothing was done", err=True)
-        raise typer.Exit(1)
+        click.echo("longwatch: nothing was done", err=True)
+        raise click.exceptions.Exit(1)
 
 
 def _read_reply(question: str) -> str:
     """Read a line from the terminal. Ctrl-C and an end of input leave a new line."""
     reply = ""
     try:
-        typer.echo(question, nl=False, err=True)
+        click.echo(question, nl=False, err=True)
         reply = sys.stdin.readline()
         return reply
     finally:
         if not reply.endswith("\n"):
-            typer.echo(err=True)
+            click.echo(err=True)
 
 
 def _are_numbers(column: Sequence[object]) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli.option_values import whole_number
 from longwatch.cli.options import valid_text
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     from longwatch.page.command import PageOptions
 
 
-def page(  # noqa: PLR0913 - one argument an option, and typer passes them by name
+@click.command()
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(readable=False, path_type=Path),
+    help="The configuration file. [longwatch.toml]",
+)
+@click.option("--state-dir", metavar="DIR", help="The state directory; `off`: none. [.longwatch]")
+@click.option(
+    "--store",
+    metavar="URL",
+    type=valid_text,
+    multiple=True,
+    help="A store to show; may be repeated.",
+)
+@click.option("--host", metavar="HOST", type=valid_text, help="The address. [127.0.0.1]")
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=whole_number(0, 65_535),
+    help="The port; 0: any free one. [8087, or the next free one]",
+)
+@click.option("--link", is_flag=True, help="Print the link of the page that runs, with its token.")
+def page(  # noqa: PLR0913 - one argument an option
     *,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", readable=False, help="The configuration file. [longwatch.toml]"
-        ),
-    ] = None,
-    state_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The state directory; `off`: none. [.longwatch]"),
-    ] = None,
-    store: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", callback=valid_text, help="A store to show; may be repeated."),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", callback=valid_text, help="The address. [127.0.0.1]"),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT",
-            parser=whole_number(0, 65_535),
-            help="The port; 0: any free one. [8087, or the next free one]",
-        ),
-    ] = None,
-    link: Annotated[
-        bool, typer.Option("--link", help="Print the link of the page that runs, with its token.")
-    ] = False,
+    config: Path | None,
+    state_dir: str | None,
+    store: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    link: bool,
 ) -> int:
     """Serve the status page to browsers on this machine.
 
@@ -57,12 +57,12 @@ def page(  # noqa: PLR0913 - one argument an option, and typer passes them by na
     from longwatch.app.page_plan import page_link, require_page_extra  # noqa: PLC0415
 
     if link:
-        typer.echo(page_link(state_directory(state_dir, config, os.environ)))
+        click.echo(page_link(state_directory(state_dir, config, os.environ)))
         return 0
     require_page_extra()
     from longwatch.page.command import run_page  # noqa: PLC0415
 
-    options = _options(config, state_dir, store or [], host=host, port=port)
+    options = _options(config, state_dir, list(store), host=host, port=port)
     return run_page(options, dict(os.environ))
 
 

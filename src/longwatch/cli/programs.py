@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import output
 from longwatch.cli.option_values import duration, whole_number
-from longwatch.cli.options import Json, valid_text
+from longwatch.cli.options import json_option, valid_text
 from longwatch.cli.status_table import status_line, status_lines
 from longwatch.core.sanitize import shorten, terminal_line
 from longwatch.errors import LongwatchError, UsageError
@@ -24,51 +24,50 @@ from longwatch.errors import LongwatchError, UsageError
 if TYPE_CHECKING:
     from longwatch.supervisor.client import ControlResponse
 
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NAME...", callback=valid_text, help="Names of programs. [all]"),
-]
-SelectedNames = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NAME...", callback=valid_text, help="Names of programs."),
-]
-All = Annotated[bool, typer.Option("--all", help="All programs.")]
-Ready = Annotated[bool, typer.Option("--ready", help="Wait until programs are ready, not only up.")]
-Timeout = Annotated[
-    float,
-    typer.Option(
-        metavar="DURATION", parser=duration(0.001), help="The longest wait for programs to be up."
-    ),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        readable=False,
-        help="The configuration file. [longwatch.toml]",
-    ),
-]
-StateDir = Annotated[
-    str | None,
-    typer.Option("--state-dir", metavar="DIR", help="The state directory. [.longwatch]"),
-]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show new lines until Ctrl-C.")]
-Lines = Annotated[
-    int,
-    typer.Option(
-        "--lines", "-n", metavar="N", parser=whole_number(0), help="Number of last lines."
-    ),
-]
-
 START_TIMEOUT = 30.0
+names_argument = click.argument(
+    "names", metavar="[NAME...]", type=valid_text, nargs=-1, help="Names of programs. [all]"
+)
+selected_names_argument = click.argument(
+    "names", metavar="[NAME...]", type=valid_text, nargs=-1, help="Names of programs."
+)
+all_option = click.option("--all", "everything", is_flag=True, help="All programs.")
+ready_option = click.option(
+    "--ready", is_flag=True, help="Wait until programs are ready, not only up."
+)
+timeout_option = click.option(
+    "--timeout",
+    metavar="DURATION",
+    type=duration(0.001),
+    default=START_TIMEOUT,
+    help="The longest wait for programs to be up.",
+)
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(readable=False, path_type=Path),
+    help="The configuration file. [longwatch.toml]",
+)
+state_dir_option = click.option(
+    "--state-dir", metavar="DIR", help="The state directory. [.longwatch]"
+)
+follow_option = click.option("--follow", "-f", is_flag=True, help="Show new lines until Ctrl-C.")
+lines_option = click.option(
+    "--lines", "-n", metavar="N", type=whole_number(0), default=10, help="Number of last lines."
+)
+
 MAX_NAMES_CHARS = 300
 EXIT_NOT_AS_DESIRED = 1
 EXIT_INTERRUPTED = 130
 
 
+@click.command()
+@names_argument
+@config_option
+@state_dir_option
+@json_option
 def status(
-    names: Names = None, *, config: Config = None, state_dir: StateDir = None, json: Json = False
+    *, names: tuple[str, ...], config: Path | None, state_dir: str | None, json: bool
 ) -> int:
     """Show the state of programs.
 
@@ -80,7 +79,7 @@ def status(
     from longwatch.app.control import status as ask  # noqa: PLC0415
 
     with _refusals_as_json(as_json=json):
-        response = ask(_state_dir(config, state_dir), names or [])
+        response = ask(_state_dir(config, state_dir), names)
     if json:
         output.print_result("", response, as_json=True)
     else:
@@ -100,18 +99,26 @@ def _print_status(response: ControlResponse) -> None:
         width=get_terminal_size().columns,
         colour=wants_colour(1, os.environ),
     ):
-        typer.echo(line, color=True)
+        click.echo(line, color=True)
 
 
+@click.command()
+@selected_names_argument
+@all_option
+@ready_option
+@timeout_option
+@config_option
+@state_dir_option
+@json_option
 def start(  # noqa: PLR0913 - one argument an option
-    names: SelectedNames = None,
     *,
-    everything: All = False,
-    ready: Ready = False,
-    timeout: Timeout = START_TIMEOUT,
-    config: Config = None,
-    state_dir: StateDir = None,
-    json: Json = False,
+    names: tuple[str, ...],
+    everything: bool,
+    ready: bool,
+    timeout: float,
+    config: Path | None,
+    state_dir: str | None,
+    json: bool,
 ) -> None:
     """Start programs and wait until they are up.
 
@@ -122,13 +129,19 @@ def start(  # noqa: PLR0913 - one argument an option
     _run_command("start", selected, config, state_dir, as_json=json, **options)
 
 
+@click.command()
+@selected_names_argument
+@all_option
+@config_option
+@state_dir_option
+@json_option
 def stop(
-    names: SelectedNames = None,
     *,
-    everything: All = False,
-    config: Config = None,
-    state_dir: StateDir = None,
-    json: Json = False,
+    names: tuple[str, ...],
+    everything: bool,
+    config: Path | None,
+    state_dir: str | None,
+    json: bool,
 ) -> None:
     """Stop programs and wait until they have ended.
 
@@ -138,7 +151,11 @@ def stop(
     _run_command("stop", selected, config, state_dir, as_json=json)
 
 
-def down(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
+@click.command()
+@config_option
+@state_dir_option
+@json_option
+def down(*, config: Path | None, state_dir: str | None, json: bool) -> None:
     """Stop every longwatch process of a state directory.
 
     Stops `longwatch up`, `run`, `worker` and `runner` as SIGTERM does, and waits
@@ -155,15 +172,23 @@ def down(*, config: Config = None, state_dir: StateDir = None, json: Json = Fals
     )
 
 
+@click.command()
+@selected_names_argument
+@all_option
+@ready_option
+@timeout_option
+@config_option
+@state_dir_option
+@json_option
 def restart(  # noqa: PLR0913 - one argument an option
-    names: SelectedNames = None,
     *,
-    everything: All = False,
-    ready: Ready = False,
-    timeout: Timeout = START_TIMEOUT,
-    config: Config = None,
-    state_dir: StateDir = None,
-    json: Json = False,
+    names: tuple[str, ...],
+    everything: bool,
+    ready: bool,
+    timeout: float,
+    config: Path | None,
+    state_dir: str | None,
+    json: bool,
 ) -> None:
     """Stop and start programs.
 
@@ -174,13 +199,19 @@ def restart(  # noqa: PLR0913 - one argument an option
     _run_command("restart", selected, config, state_dir, as_json=json, **options)
 
 
+@click.command()
+@selected_names_argument
+@all_option
+@config_option
+@state_dir_option
+@json_option
 def reset(
-    names: SelectedNames = None,
     *,
-    everything: All = False,
-    config: Config = None,
-    state_dir: StateDir = None,
-    json: Json = False,
+    names: tuple[str, ...],
+    everything: bool,
+    config: Path | None,
+    state_dir: str | None,
+    json: bool,
 ) -> None:
     """Clear failures, backoff and an open breaker of programs.
 
@@ -190,7 +221,11 @@ def reset(
     _run_command("reset", selected, config, state_dir, as_json=json)
 
 
-def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
+@click.command()
+@config_option
+@state_dir_option
+@json_option
+def reload(*, config: Path | None, state_dir: str | None, json: bool) -> None:
     """Make `longwatch up` read its configuration file again.
 
     Programs whose settings have not changed are left alone.
@@ -205,13 +240,14 @@ def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = Fa
     output.print_result(parts or "nothing has changed", response, as_json=json)
 
 
+@click.command()
+@names_argument
+@follow_option
+@lines_option
+@config_option
+@state_dir_option
 def logs(
-    names: Names = None,
-    *,
-    follow: Follow = False,
-    lines: Lines = 10,
-    config: Config = None,
-    state_dir: StateDir = None,
+    *, names: tuple[str, ...], follow: bool, lines: int, config: Path | None, state_dir: str | None
 ) -> None:
     """Show the last output of programs.
 
@@ -222,7 +258,7 @@ def logs(
     from longwatch.app.log_reader import ProgramLogs, TaggedLine  # noqa: PLC0415 - help must not wait for it
 
     with (
-        closing(ProgramLogs(_state_dir(config, state_dir), names or [])) as found,
+        closing(ProgramLogs(_state_dir(config, state_dir), names)) as found,
         _ended_by_reader(),
     ):
         width = max(map(len, found.names), default=0)
@@ -237,14 +273,21 @@ def logs(
             _follow(lambda: map(shown, found.read_new()))
 
 
+@click.command()
+@names_argument
+@follow_option
+@lines_option
+@config_option
+@state_dir_option
+@json_option
 def events(  # noqa: PLR0913 - one argument an option
-    names: Names = None,
     *,
-    follow: Follow = False,
-    lines: Lines = 10,
-    config: Config = None,
-    state_dir: StateDir = None,
-    json: Json = False,
+    names: tuple[str, ...],
+    follow: bool,
+    lines: int,
+    config: Path | None,
+    state_dir: str | None,
+    json: bool,
 ) -> None:
     """Show the last events, of some programs or of all.
 
@@ -254,9 +297,7 @@ def events(  # noqa: PLR0913 - one argument an option
     from longwatch.app.log_reader import EventLogReader  # noqa: PLC0415 - help must not wait for it
 
     with (
-        closing(
-            EventLogReader(_state_dir(config, state_dir), names or [], include_debug=json)
-        ) as kept,
+        closing(EventLogReader(_state_dir(config, state_dir), names, include_debug=json)) as kept,
         _ended_by_reader(),
     ):
         shown = _event_formatter(as_json=json)
@@ -265,7 +306,7 @@ def events(  # noqa: PLR0913 - one argument an option
             _follow(lambda: map(shown, kept.read_new()))
 
 
-COMMANDS: tuple[Callable[..., object], ...] = (
+COMMANDS: tuple[click.Command, ...] = (
     status,
     start,
     stop,
@@ -279,15 +320,15 @@ COMMANDS: tuple[Callable[..., object], ...] = (
 
 
 def _selected(
-    names: list[str] | None, config: Path | None, state_dir: str | None, *, everything: bool
-) -> list[str]:
-    """The names, or an empty list for --all. Raises UsageError if both or neither are given."""
+    names: Sequence[str], config: Path | None, state_dir: str | None, *, everything: bool
+) -> Sequence[str]:
+    """The names, none for --all. Raises UsageError if both or neither are given."""
     if names and everything:
         raise UsageError("name programs or add --all, not both")
     if not names and not everything:
         known = _known_names(config, state_dir)
         raise UsageError(f"name programs, or add --all{f'; there are: {known}' if known else ''}")
-    return names or []
+    return names
 
 
 def _known_names(config: Path | None, state_dir: str | None) -> str:
@@ -411,6 +452,6 @@ def _ended_by_reader() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

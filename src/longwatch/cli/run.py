@@ -4,106 +4,86 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 
-def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="COMMAND...",
-            show_default=False,
-            help="The command and its arguments, after `--`.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            readable=False,
-            help="Read settings from the [run] table of this TOML file.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the program in logs. [the command's]"),
-    ] = None,
-    cwd: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Working directory of the command.")
-    ] = None,
-    state_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"),
-    ] = None,
-    restart: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY", help="When to restart: on-failure, always or never. [on-failure]"
-        ),
-    ] = None,
-    stop_signal: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Signal that stops the command. [the signal received]"),
-    ] = None,
-    stop_grace: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Time from the stop signal to SIGKILL. [15]"),
-    ] = None,
-    stable_after: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Running this long clears earlier failures. [60]"),
-    ] = None,
-    backoff_initial: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The first wait before a restart. [1]")
-    ] = None,
-    backoff_factor: Annotated[
-        str | None, typer.Option(metavar="N", help="Multiply each further wait by N. [2]")
-    ] = None,
-    backoff_cap: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The longest wait before a restart. [30]")
-    ] = None,
-    breaker_restarts: Annotated[
-        str | None, typer.Option(metavar="N", help="Give up after more restarts than this. [5]")
-    ] = None,
-    breaker_window: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Time in which restarts are counted. [60]"),
-    ] = None,
-    health: Annotated[
-        bool | None, typer.Option(help="Check health over HTTP. [only if a port is set]")
-    ] = None,
-    health_port: Annotated[
-        str | None, typer.Option(metavar="PORT", help="Port of the health check. [PORT, else 8080]")
-    ] = None,
-    health_path: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Path of the health check. [/health]")
-    ] = None,
-    health_interval: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Time between health checks. [30]")
-    ] = None,
-    health_timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The longest wait for a response. [5]")
-    ] = None,
-    health_failures: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Restart after this many failed checks in a row. [3]"),
-    ] = None,
-    health_start_grace: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Time before the first health check. [10]"),
-    ] = None,
-    log_level: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LEVEL", help="Lowest level: debug, info, warning, error or critical. [info]"
-        ),
-    ] = None,
-    log_format: Annotated[
-        str | None,
-        typer.Option(metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]"),
-    ] = None,
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument(
+    "command", metavar="[COMMAND...]", nargs=-1, help="The command and its arguments, after `--`."
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(readable=False, path_type=Path),
+    help="Read settings from the [run] table of this TOML file.",
+)
+@click.option("--name", metavar="NAME", help="Name of the program in logs. [the command's]")
+@click.option("--cwd", metavar="DIR", help="Working directory of the command.")
+@click.option(
+    "--state-dir", metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"
+)
+@click.option(
+    "--restart", metavar="POLICY", help="When to restart: on-failure, always or never. [on-failure]"
+)
+@click.option(
+    "--stop-signal", metavar="NAME", help="Signal that stops the command. [the signal received]"
+)
+@click.option("--stop-grace", metavar="DURATION", help="Time from the stop signal to SIGKILL. [15]")
+@click.option(
+    "--stable-after", metavar="DURATION", help="Running this long clears earlier failures. [60]"
+)
+@click.option("--backoff-initial", metavar="DURATION", help="The first wait before a restart. [1]")
+@click.option("--backoff-factor", metavar="N", help="Multiply each further wait by N. [2]")
+@click.option("--backoff-cap", metavar="DURATION", help="The longest wait before a restart. [30]")
+@click.option("--breaker-restarts", metavar="N", help="Give up after more restarts than this. [5]")
+@click.option(
+    "--breaker-window", metavar="DURATION", help="Time in which restarts are counted. [60]"
+)
+@click.option(
+    "--health/--no-health", default=None, help="Check health over HTTP. [only if a port is set]"
+)
+@click.option("--health-port", metavar="PORT", help="Port of the health check. [PORT, else 8080]")
+@click.option("--health-path", metavar="PATH", help="Path of the health check. [/health]")
+@click.option("--health-interval", metavar="DURATION", help="Time between health checks. [30]")
+@click.option("--health-timeout", metavar="DURATION", help="The longest wait for a response. [5]")
+@click.option(
+    "--health-failures", metavar="N", help="Restart after this many failed checks in a row. [3]"
+)
+@click.option(
+    "--health-start-grace", metavar="DURATION", help="Time before the first health check. [10]"
+)
+@click.option(
+    "--log-level",
+    metavar="LEVEL",
+    help="Lowest level: debug, info, warning, error or critical. [info]",
+)
+@click.option("--log-format", metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]")
+def run(  # noqa: PLR0913 - one argument an option
+    *,
+    command: tuple[str, ...],
+    config: Path | None,
+    name: str | None,
+    cwd: str | None,
+    state_dir: str | None,
+    restart: str | None,
+    stop_signal: str | None,
+    stop_grace: str | None,
+    stable_after: str | None,
+    backoff_initial: str | None,
+    backoff_factor: str | None,
+    backoff_cap: str | None,
+    breaker_restarts: str | None,
+    breaker_window: str | None,
+    health: bool | None,
+    health_port: str | None,
+    health_path: str | None,
+    health_interval: str | None,
+    health_timeout: str | None,
+    health_failures: str | None,
+    health_start_grace: str | None,
+    log_level: str | None,
+    log_format: str | None,
 ) -> int:
     """Keep one command running.
 

@@ -7,157 +7,140 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli import output, runner_views
 from longwatch.cli.command_groups import CommandGroup
 from longwatch.cli.option_values import choice, whole_number
-from longwatch.cli.options import Json, valid_text
+from longwatch.cli.options import Function, json_option, valid_text
 from longwatch.core.sanitize import terminal_text
 
 if TYPE_CHECKING:
     from longwatch.app.runner_store import RunnerStore
 
-app = typer.Typer(invoke_without_command=True)
-runs_app = typer.Typer(help="Show, retry or cancel runs of agents.", no_args_is_help=True)
-events_app = typer.Typer(help="Show the events of the sources.", no_args_is_help=True)
-app.add_typer(events_app, name="events", cls=CommandGroup)
-app.add_typer(runs_app, name="runs", cls=CommandGroup)
+events_app = CommandGroup("events", help="Show the events of the sources.")
+runs_app = CommandGroup("runs", help="Show, retry or cancel runs of agents.")
 
 FOLLOW_INTERVAL = 0.5
 
 
-def _flag(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=text)
+def _flag(name: str, metavar: str, text: str) -> Callable[[Function], Function]:
+    return click.option(name, metavar=metavar, help=text)
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", readable=False, help="The configuration file. [longwatch.toml]"
-    ),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store", metavar="URL", callback=valid_text, help="The store URL. [store_url of the file]"
-    ),
-]
-Source = Annotated[
-    str | None,
-    typer.Option("--source", metavar="NAME", callback=valid_text, help="Only this source."),
-]
-RunId = Annotated[str, typer.Argument(metavar="ID", callback=valid_text, help="ID of the run.")]
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(readable=False, path_type=Path),
+    help="The configuration file. [longwatch.toml]",
+)
+store_option = click.option(
+    "--store", metavar="URL", type=valid_text, help="The store URL. [store_url of the file]"
+)
+source_option = click.option("--source", metavar="NAME", type=valid_text, help="Only this source.")
+run_id_argument = click.argument("run", metavar="ID", type=valid_text, help="ID of the run.")
 
 
-@app.callback()
-def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
-    context: typer.Context,
-    config: Config = None,
-    agent_timeout: Annotated[
-        str | None, _flag("DURATION", "The longest run of an agent; `off`: no limit. [300]")
-    ] = None,
-    progress_timeout: Annotated[
-        str | None, _flag("DURATION", "End an agent that writes nothing for this long. [off]")
-    ] = None,
-    max_queue_age: Annotated[
-        str | None, _flag("DURATION", "Events that wait longer expire; `off`: never. [600]")
-    ] = None,
-    queue_sweep_interval: Annotated[
-        str | None, _flag("DURATION", "Time between sweeps of the queues. [60]")
-    ] = None,
-    shutdown_timeout: Annotated[
-        str | None, _flag("DURATION", "The longest wait for running agents at a stop. [30]")
-    ] = None,
-    health_port: Annotated[
-        str | None, _flag("PORT", "Port of health; 0: any free port, `off`: none. [8080]")
-    ] = None,
-    health_host: Annotated[str | None, _flag("HOST", "Address of health. [0.0.0.0]")] = None,
-    metrics_port: Annotated[
-        str | None, _flag("PORT", "Port of metrics; 0: any free port, `off`: none. [9090]")
-    ] = None,
-    metrics_host: Annotated[str | None, _flag("HOST", "Address of metrics. [0.0.0.0]")] = None,
-    metrics_namespace: Annotated[
-        str | None, _flag("NAME", "Prefix of the names of metrics. [longwatch_runner]")
-    ] = None,
-    sse_reconnect_initial_delay: Annotated[
-        str | None, _flag("DURATION", "The wait before the first reconnect. [1]")
-    ] = None,
-    sse_reconnect_max_delay: Annotated[
-        str | None, _flag("DURATION", "The longest wait before a reconnect. [60]")
-    ] = None,
-    sse_read_timeout: Annotated[
-        str | None, _flag("DURATION", "Reconnect after this long without a byte. [120]")
-    ] = None,
-    severity_threshold: Annotated[
-        str | None,
-        _flag(
-            "SEVERITY",
-            "Run agents from this severity on: debug, info, warning, error, critical. [info]",
-        ),
-    ] = None,
-    max_concurrent_agents: Annotated[str | None, _flag("N", "Agents at a time. [5]")] = None,
-    max_concurrent_per_source: Annotated[
-        str | None, _flag("N", "Agents at a time for one source. [1]")
-    ] = None,
-    source_queue_size: Annotated[
-        str | None, _flag("N", "Events that may wait for one source. [1000]")
-    ] = None,
-    queue_overflow_policy: Annotated[
-        str | None, _flag("POLICY", "When a queue is full: drop-oldest or reject. [drop-oldest]")
-    ] = None,
-    dedup_window: Annotated[
-        str | None,
-        _flag("DURATION", "Skip an event that repeats within this time; 0: run all. [300]"),
-    ] = None,
-    max_attempts: Annotated[
-        str | None, _flag("N", "Runs of one event before it is dead-lettered. [3]")
-    ] = None,
-    retry_delay: Annotated[
-        str | None,
-        _flag("DURATION", "Wait before the second attempt; doubles for each further one. [10]"),
-    ] = None,
-    work_breaker_failures: Annotated[
-        str | None, _flag("N", "Open the work breaker after this many failed runs in a row. [5]")
-    ] = None,
-    work_breaker_cooldown: Annotated[
-        str | None, _flag("DURATION", "Time until an open breaker tries one run. [300]")
-    ] = None,
-    breaker_affects_readiness: Annotated[
-        str | None, _flag("BOOL", "Not ready while the work breaker is open. [true]")
-    ] = None,
-    alert_after_failures: Annotated[
-        str | None, _flag("N", "Report an outage after this many failures in a row. [5]")
-    ] = None,
-    max_event_bytes: Annotated[str | None, _flag("N", "Drop larger events. [4194304]")] = None,
-    run_retention_days: Annotated[
-        str | None, _flag("DAYS", "Days to keep runs and workspaces. [14]")
-    ] = None,
-    event_retention_days: Annotated[
-        str | None, _flag("DAYS", "Days to keep events and dead letters. [7]")
-    ] = None,
-    store_url: Annotated[
-        str | None, _flag("URL", "The store URL. [sqlite:///longwatch.db]")
-    ] = None,
-    state_dir: Annotated[
-        str | None, _flag("DIR", "The state directory; `off`: keep no files. [.longwatch]")
-    ] = None,
-    max_threads: Annotated[str | None, _flag("N", "Unhealthy with more threads. [off]")] = None,
-    max_tasks: Annotated[str | None, _flag("N", "Unhealthy with more tasks. [off]")] = None,
-    max_rss_mb: Annotated[
-        str | None, _flag("MB", "Unhealthy with more resident memory. [off]")
-    ] = None,
-    log_level: Annotated[
-        str | None, _flag("LEVEL", "Lowest level: debug, info, warning, error or critical. [info]")
-    ] = None,
-    log_format: Annotated[
-        str | None, _flag("FORMAT", "Format of logs: auto, json or pretty. [auto]")
-    ] = None,
+@click.group(cls=CommandGroup, invoke_without_command=True)
+@click.pass_context
+@config_option
+@_flag("--agent-timeout", "DURATION", "The longest run of an agent; `off`: no limit. [300]")
+@_flag("--progress-timeout", "DURATION", "End an agent that writes nothing for this long. [off]")
+@_flag("--max-queue-age", "DURATION", "Events that wait longer expire; `off`: never. [600]")
+@_flag("--queue-sweep-interval", "DURATION", "Time between sweeps of the queues. [60]")
+@_flag("--shutdown-timeout", "DURATION", "The longest wait for running agents at a stop. [30]")
+@_flag("--health-port", "PORT", "Port of health; 0: any free port, `off`: none. [8080]")
+@_flag("--health-host", "HOST", "Address of health. [0.0.0.0]")
+@_flag("--metrics-port", "PORT", "Port of metrics; 0: any free port, `off`: none. [9090]")
+@_flag("--metrics-host", "HOST", "Address of metrics. [0.0.0.0]")
+@_flag("--metrics-namespace", "NAME", "Prefix of the names of metrics. [longwatch_runner]")
+@_flag("--sse-reconnect-initial-delay", "DURATION", "The wait before the first reconnect. [1]")
+@_flag("--sse-reconnect-max-delay", "DURATION", "The longest wait before a reconnect. [60]")
+@_flag("--sse-read-timeout", "DURATION", "Reconnect after this long without a byte. [120]")
+@_flag(
+    "--severity-threshold",
+    "SEVERITY",
+    "Run agents from this severity on: debug, info, warning, error, critical. [info]",
+)
+@_flag("--max-concurrent-agents", "N", "Agents at a time. [5]")
+@_flag("--max-concurrent-per-source", "N", "Agents at a time for one source. [1]")
+@_flag("--source-queue-size", "N", "Events that may wait for one source. [1000]")
+@_flag(
+    "--queue-overflow-policy",
+    "POLICY",
+    "When a queue is full: drop-oldest or reject. [drop-oldest]",
+)
+@_flag(
+    "--dedup-window", "DURATION", "Skip an event that repeats within this time; 0: run all. [300]"
+)
+@_flag("--max-attempts", "N", "Runs of one event before it is dead-lettered. [3]")
+@_flag(
+    "--retry-delay",
+    "DURATION",
+    "Wait before the second attempt; doubles for each further one. [10]",
+)
+@_flag(
+    "--work-breaker-failures",
+    "N",
+    "Open the work breaker after this many failed runs in a row. [5]",
+)
+@_flag("--work-breaker-cooldown", "DURATION", "Time until an open breaker tries one run. [300]")
+@_flag("--breaker-affects-readiness", "BOOL", "Not ready while the work breaker is open. [true]")
+@_flag("--alert-after-failures", "N", "Report an outage after this many failures in a row. [5]")
+@_flag("--max-event-bytes", "N", "Drop larger events. [4194304]")
+@_flag("--run-retention-days", "DAYS", "Days to keep runs and workspaces. [14]")
+@_flag("--event-retention-days", "DAYS", "Days to keep events and dead letters. [7]")
+@_flag("--store-url", "URL", "The store URL. [sqlite:///longwatch.db]")
+@_flag("--state-dir", "DIR", "The state directory; `off`: keep no files. [.longwatch]")
+@_flag("--max-threads", "N", "Unhealthy with more threads. [off]")
+@_flag("--max-tasks", "N", "Unhealthy with more tasks. [off]")
+@_flag("--max-rss-mb", "MB", "Unhealthy with more resident memory. [off]")
+@_flag("--log-level", "LEVEL", "Lowest level: debug, info, warning, error or critical. [info]")
+@_flag("--log-format", "FORMAT", "Format of logs: auto, json or pretty. [auto]")
+def runner(  # noqa: PLR0913 - one argument an option
+    context: click.Context,
+    *,
+    config: Path | None,
+    agent_timeout: str | None,
+    progress_timeout: str | None,
+    max_queue_age: str | None,
+    queue_sweep_interval: str | None,
+    shutdown_timeout: str | None,
+    health_port: str | None,
+    health_host: str | None,
+    metrics_port: str | None,
+    metrics_host: str | None,
+    metrics_namespace: str | None,
+    sse_reconnect_initial_delay: str | None,
+    sse_reconnect_max_delay: str | None,
+    sse_read_timeout: str | None,
+    severity_threshold: str | None,
+    max_concurrent_agents: str | None,
+    max_concurrent_per_source: str | None,
+    source_queue_size: str | None,
+    queue_overflow_policy: str | None,
+    dedup_window: str | None,
+    max_attempts: str | None,
+    retry_delay: str | None,
+    work_breaker_failures: str | None,
+    work_breaker_cooldown: str | None,
+    breaker_affects_readiness: str | None,
+    alert_after_failures: str | None,
+    max_event_bytes: str | None,
+    run_retention_days: str | None,
+    event_retention_days: str | None,
+    store_url: str | None,
+    state_dir: str | None,
+    max_threads: str | None,
+    max_tasks: str | None,
+    max_rss_mb: str | None,
+    log_level: str | None,
+    log_format: str | None,
 ) -> int | None:
     """Run an agent for each event of the sources.
 
@@ -191,8 +174,11 @@ def _open(store: str | None, config: Path | None) -> AbstractContextManager[Runn
     return opened_runner_store(store, config, os.environ)
 
 
-@app.command()
-def sources(*, store: Store = None, config: Config = None, json: Json = False) -> None:
+@runner.command()
+@store_option
+@config_option
+@json_option
+def sources(*, store: str | None, config: Path | None, json: bool) -> None:
     """Show the state, last event, reconnects and queue of each source."""
     with _open(store, config) as opened:
         found = opened.events.sources()
@@ -204,38 +190,42 @@ def sources(*, store: Store = None, config: Config = None, json: Json = False) -
     output.print_result(text, [runner_views.source_json(each) for each in found], as_json=json)
 
 
+runner.add_command(events_app)
+runner.add_command(runs_app)
+
+
 # --- events ---
 
 
 @events_app.command()
+@source_option
+@click.option(
+    "--outcome",
+    metavar="OUTCOME",
+    type=choice(runner_views.OUTCOMES),
+    help=f"Only with this outcome: {', '.join(runner_views.OUTCOMES)}.",
+)
+@click.option(
+    "--lines",
+    "-n",
+    metavar="N",
+    type=whole_number(0, 100_000),
+    default=20,
+    help="Number of last events.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Show new events until Ctrl-C.")
+@store_option
+@config_option
+@json_option
 def tail(  # noqa: PLR0913 - one argument an option
     *,
-    source: Source = None,
-    outcome: Annotated[
-        str | None,
-        typer.Option(
-            "--outcome",
-            metavar="OUTCOME",
-            parser=choice(runner_views.OUTCOMES),
-            help=f"Only with this outcome: {', '.join(runner_views.OUTCOMES)}.",
-        ),
-    ] = None,
-    lines: Annotated[
-        int,
-        typer.Option(
-            "--lines",
-            "-n",
-            metavar="N",
-            parser=whole_number(0, 100_000),
-            help="Number of last events.",
-        ),
-    ] = 20,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show new events until Ctrl-C.")
-    ] = False,
-    store: Store = None,
-    config: Config = None,
-    json: Json = False,
+    source: str | None,
+    outcome: str | None,
+    lines: int,
+    follow: bool,
+    store: str | None,
+    config: Path | None,
+    json: bool,
 ) -> None:
     """Show the last events, newest last.
 
@@ -266,18 +256,19 @@ def _following(
 
 
 @events_app.command()
+@source_option
+@click.option(
+    "--limit",
+    metavar="N",
+    type=whole_number(1, 100_000),
+    default=100,
+    help="Show at most N, the newest.",
+)
+@store_option
+@config_option
+@json_option
 def dead(
-    *,
-    source: Source = None,
-    limit: Annotated[
-        int,
-        typer.Option(
-            metavar="N", parser=whole_number(1, 100_000), help="Show at most N, the newest."
-        ),
-    ] = 100,
-    store: Store = None,
-    config: Config = None,
-    json: Json = False,
+    *, source: str | None, limit: int, store: str | None, config: Path | None, json: bool
 ) -> None:
     """List dead-lettered and dropped events, newest last."""
     with _open(store, config) as opened:
@@ -300,31 +291,33 @@ def dead(
 
 
 @runs_app.command("ls")
+@source_option
+@click.option(
+    "--status",
+    metavar="STATUS",
+    type=choice(runner_views.STATUSES),
+    help=f"Only with this status: {', '.join(runner_views.STATUSES)}.",
+)
+@click.option("--event", metavar="ID", type=valid_text, help="Only this event.")
+@click.option(
+    "--limit",
+    metavar="N",
+    type=whole_number(1, 100_000),
+    default=50,
+    help="Show at most N, the newest.",
+)
+@store_option
+@config_option
+@json_option
 def list_runs(  # noqa: PLR0913 - one argument an option
     *,
-    source: Source = None,
-    status: Annotated[
-        str | None,
-        typer.Option(
-            "--status",
-            metavar="STATUS",
-            parser=choice(runner_views.STATUSES),
-            help=f"Only with this status: {', '.join(runner_views.STATUSES)}.",
-        ),
-    ] = None,
-    event: Annotated[
-        str | None,
-        typer.Option("--event", metavar="ID", callback=valid_text, help="Only this event."),
-    ] = None,
-    limit: Annotated[
-        int,
-        typer.Option(
-            metavar="N", parser=whole_number(1, 100_000), help="Show at most N, the newest."
-        ),
-    ] = 50,
-    store: Store = None,
-    config: Config = None,
-    json: Json = False,
+    source: str | None,
+    status: str | None,
+    event: str | None,
+    limit: int,
+    store: str | None,
+    config: Path | None,
+    json: bool,
 ) -> None:
     """List runs, newest first."""
     with _open(store, config) as opened:
@@ -339,7 +332,11 @@ def list_runs(  # noqa: PLR0913 - one argument an option
 
 
 @runs_app.command()
-def show(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
+@run_id_argument
+@store_option
+@config_option
+@json_option
+def show(*, run: str, store: str | None, config: Path | None, json: bool) -> None:
     """Show a run, its event and the end of its output."""
     with _open(store, config) as opened:
         record = opened.run(run)
@@ -352,14 +349,12 @@ def show(run: RunId, *, store: Store = None, config: Config = None, json: Json =
 
 
 @runs_app.command()
-def logs(
-    run: RunId,
-    *,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Print only stderr.")] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Print only stdout.")] = False,
-    store: Store = None,
-    config: Config = None,
-) -> None:
+@run_id_argument
+@click.option("--stderr", is_flag=True, help="Print only stderr.")
+@click.option("--stdout", is_flag=True, help="Print only stdout.")
+@store_option
+@config_option
+def logs(*, run: str, stderr: bool, stdout: bool, store: str | None, config: Path | None) -> None:
     """Print the output of a run."""
     from longwatch.app.runner_store import STREAMS, read_log  # noqa: PLC0415 - help must not wait for it
 
@@ -368,14 +363,18 @@ def logs(
     chosen = [name for name, asked in zip(STREAMS, (stdout, stderr), strict=True) if asked]
     written = [read_log(record, stream) for stream in chosen or STREAMS]
     if all(text is None for text in written):
-        typer.echo(f"longwatch: the workspace {record.workspace} is not here; its end:", err=True)
+        click.echo(f"longwatch: the workspace {record.workspace} is not here; its end:", err=True)
         written = [(record.output or "").encode()]
     for text in written:
-        typer.echo(terminal_text(text or b"") if os.isatty(1) else text or b"", nl=False)
+        click.echo(terminal_text(text or b"") if os.isatty(1) else text or b"", nl=False)
 
 
 @runs_app.command()
-def retry(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
+@run_id_argument
+@store_option
+@config_option
+@json_option
+def retry(*, run: str, store: str | None, config: Path | None, json: bool) -> None:
     """Queue the event of a run again, with all its attempts."""
     with _open(store, config) as opened:
         record = opened.retry(run)
@@ -387,7 +386,11 @@ def retry(run: RunId, *, store: Store = None, config: Config = None, json: Json 
 
 
 @runs_app.command()
-def cancel(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
+@run_id_argument
+@store_option
+@config_option
+@json_option
+def cancel(*, run: str, store: str | None, config: Path | None, json: bool) -> None:
     """End a run and dead-letter its event."""
     from longwatch.errors import UsageError  # noqa: PLC0415
 

@@ -7,119 +7,128 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from longwatch.cli import output
+from longwatch.cli.command_groups import CommandGroup
 from longwatch.cli.option_values import duration, number, whole_number
-from longwatch.cli.options import Json, valid_text
-from longwatch.cli.runner import Config, Store
+from longwatch.cli.options import Function, json_option, valid_text
+from longwatch.cli.runner import config_option, store_option
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
     from longwatch.runner.simulation_check import SourceReconciliation
     from longwatch.runner.simulator import Simulator
 
-app = typer.Typer(
-    help="Simulate event sources, and check that no event was lost.",
-    no_args_is_help=True,
-)
+app = CommandGroup("simulate", help="Simulate event sources, and check that no event was lost.")
 
 POLL_SECONDS = 0.2
 MAX_EXAMPLES = 3
 """The number of sources whose events are listed; the table counts those of all."""
 
 
-def _count_option(text: str) -> Any:
-    return typer.Option(metavar="N", parser=whole_number(0), help=text)
+def _count_option(
+    name: str, text: str, *, default: int | None = None
+) -> Callable[[Function], Function]:
+    return click.option(name, metavar="N", type=whole_number(0), default=default, help=text)
 
 
-def _duration_option(text: str) -> Any:
-    return typer.Option(metavar="DURATION", parser=duration(0.01), help=text)
+def _duration_option(name: str, text: str, *, default: float) -> Callable[[Function], Function]:
+    return click.option(name, metavar="DURATION", type=duration(0.01), default=default, help=text)
 
 
-Sources = Annotated[
-    int,
-    typer.Option(
-        metavar="N", parser=whole_number(1, 1000), help="Number of sources: sim-1, sim-2, …"
-    ),
-]
-Rate = Annotated[
-    float,
-    typer.Option(
-        metavar="N",
-        parser=number(0, 100_000),
-        help="Events a second for each source; 0: only those of control requests.",
-    ),
-]
-Port = Annotated[
-    int,
-    typer.Option(
-        metavar="PORT", parser=whole_number(0, 65_535), help="Port to listen on; 0: any free port."
-    ),
-]
-Host = Annotated[
-    str, typer.Option(metavar="ADDRESS", callback=valid_text, help="Address to listen on.")
-]
-Journal = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Append each event to this file."),
-]
-Status = Annotated[
-    int | None,
-    typer.Option(
-        metavar="CODE",
-        parser=whole_number(200, 599),
-        help="Respond with this status instead of a stream.",
-    ),
-]
+sources_option = click.option(
+    "--sources",
+    metavar="N",
+    type=whole_number(1, 1000),
+    default=1,
+    help="Number of sources: sim-1, sim-2, …",
+)
+rate_option = click.option(
+    "--rate",
+    metavar="N",
+    type=number(0, 100_000),
+    default=1.0,
+    help="Events a second for each source; 0: only those of control requests.",
+)
+port_option = click.option(
+    "--port",
+    metavar="PORT",
+    type=whole_number(0, 65_535),
+    default=8090,
+    help="Port to listen on; 0: any free port.",
+)
+host_option = click.option(
+    "--host", metavar="ADDRESS", type=valid_text, default="127.0.0.1", help="Address to listen on."
+)
+journal_option = click.option(
+    "--journal",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Append each event to this file.",
+)
+status_option = click.option(
+    "--status",
+    metavar="CODE",
+    type=whole_number(200, 599),
+    help="Respond with this status instead of a stream.",
+)
 
 
 @app.command()
+@sources_option
+@rate_option
+@_count_option("--count", "Events of each source; afterwards the streams stay open.")
+@port_option
+@host_option
+@click.option(
+    "--seed", metavar="N", type=whole_number(), default=1, help="Seed of the random events."
+)
+@journal_option
+@click.option(
+    "--history",
+    metavar="N",
+    type=whole_number(1),
+    default=10_000,
+    help="Events of each source to keep in memory.",
+)
+@_duration_option(
+    "--comment-interval", "Time between comments while there are no events.", default=15.0
+)
+@_count_option("--drop-every", "Drop the connection at each N-th event; 0: never.", default=0)
+@_count_option("--stall-every", "Stall at each N-th event; 0: never.", default=0)
+@_duration_option("--stall-seconds", "Length of a stall.", default=60.0)
+@_count_option("--bad-bytes", "Send invalid UTF-8 in each N-th event; 0: never.", default=0)
+@click.option(
+    "--retry",
+    metavar="MS",
+    type=whole_number(0),
+    help="Reconnect delay sent to clients, in milliseconds.",
+)
+@status_option
 def events(  # noqa: PLR0913 - one argument an option
     *,
-    sources: Sources = 1,
-    rate: Rate = 1.0,
-    count: Annotated[
-        int | None, _count_option("Events of each source; afterwards the streams stay open.")
-    ] = None,
-    port: Port = 8090,
-    host: Host = "127.0.0.1",
-    seed: Annotated[
-        int, typer.Option(metavar="N", parser=whole_number(), help="Seed of the random events.")
-    ] = 1,
-    journal: Journal = None,
-    history: Annotated[
-        int,
-        typer.Option(
-            metavar="N", parser=whole_number(1), help="Events of each source to keep in memory."
-        ),
-    ] = 10_000,
-    comment_interval: Annotated[
-        float, _duration_option("Time between comments while there are no events.")
-    ] = 15.0,
-    drop_every: Annotated[
-        int, _count_option("Drop the connection at each N-th event; 0: never.")
-    ] = 0,
-    stall_every: Annotated[int, _count_option("Stall at each N-th event; 0: never.")] = 0,
-    stall_seconds: Annotated[float, _duration_option("Length of a stall.")] = 60.0,
-    bad_bytes: Annotated[
-        int, _count_option("Send invalid UTF-8 in each N-th event; 0: never.")
-    ] = 0,
-    retry: Annotated[
-        int | None,
-        typer.Option(
-            metavar="MS",
-            parser=whole_number(0),
-            help="Reconnect delay sent to clients, in milliseconds.",
-        ),
-    ] = None,
-    status: Status = None,
+    sources: int,
+    rate: float,
+    count: int | None,
+    port: int,
+    host: str,
+    seed: int,
+    journal: Path | None,
+    history: int,
+    comment_interval: float,
+    drop_every: int,
+    stall_every: int,
+    stall_seconds: float,
+    bad_bytes: int,
+    retry: int | None,
+    status: int | None,
 ) -> None:
     """Serve simulated event streams until SIGTERM or Ctrl-C.
 
@@ -154,24 +163,24 @@ def events(  # noqa: PLR0913 - one argument an option
 
 
 @app.command()
-def check(
-    *,
-    journal: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="The journal of `longwatch simulate events`."),
-    ],
-    store: Store = None,
-    config: Config = None,
-    wait: Annotated[
-        float,
-        typer.Option(
-            metavar="DURATION",
-            parser=duration(),
-            help="The longest wait for events that are missing, queued or running.",
-        ),
-    ] = 0,
-    json: Json = False,
-) -> int:
+@click.option(
+    "--journal",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The journal of `longwatch simulate events`.",
+)
+@store_option
+@config_option
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    type=duration(),
+    default=0,
+    help="The longest wait for events that are missing, queued or running.",
+)
+@json_option
+def check(*, journal: Path, store: str | None, config: Path | None, wait: float, json: bool) -> int:
     """Compare the events of a journal with the events in the store.
 
     Exits with 0 if each event has exactly one row with one outcome and no agent is
@@ -210,8 +219,8 @@ def _print_sources(simulator: Simulator) -> None:
     comment.
     """
     for name in simulator.sources:
-        typer.echo(f'[runner.source.{name}]\nurl = "{simulator.url(name)}"\n')
-    typer.echo(f"# control: {simulator.control_url}; Ctrl-C ends it")
+        click.echo(f'[runner.source.{name}]\nurl = "{simulator.url(name)}"\n')
+    click.echo(f"# control: {simulator.control_url}; Ctrl-C ends it")
     sys.stdout.flush()
 
 

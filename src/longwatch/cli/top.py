@@ -8,36 +8,36 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from longwatch.cli.option_values import duration
-from longwatch.cli.programs import Config, StateDir
+from longwatch.cli.programs import config_option, state_dir_option
 from longwatch.errors import TryAgainError, UsageError
 
 if TYPE_CHECKING:
     from longwatch.cli.top_screen import Screen
 
-Interval = Annotated[
-    float,
-    typer.Option(
-        metavar="DURATION", parser=duration(0.1, 3600.0), help="How often the table is renewed."
-    ),
-]
-Once = Annotated[bool, typer.Option("--once", help="Print one table and exit.")]
-
 DEFAULT_INTERVAL = 2.0
+interval_option = click.option(
+    "--interval",
+    metavar="DURATION",
+    type=duration(0.1, 3600.0),
+    default=DEFAULT_INTERVAL,
+    help="How often the table is renewed.",
+)
+once_option = click.option("--once", is_flag=True, help="Print one table and exit.")
+
 _SIGNALLED = 128
 
 
-def top(
-    *,
-    interval: Interval = DEFAULT_INTERVAL,
-    once: Once = False,
-    config: Config = None,
-    state_dir: StateDir = None,
-) -> None:
+@click.command()
+@interval_option
+@once_option
+@config_option
+@state_dir_option
+def top(*, interval: float, once: bool, config: Path | None, state_dir: str | None) -> None:
     """Watch programs, loops and warnings live.
 
     Keys: q quits, arrows and j k scroll, s changes the order, / filters by name.
@@ -84,7 +84,7 @@ def _print_once(state: Path, interval: float) -> None:
     )
     frame = make_frame(snapshot, ViewState(), style, now=time.time(), interval=interval)
     for line in frame.lines:
-        typer.echo(line, color=True)
+        click.echo(line, color=True)
 
 
 def _watch(state: Path, interval: float) -> None:
@@ -98,7 +98,7 @@ def _watch(state: Path, interval: float) -> None:
         try:
             _show_until_quit(screen, live, interval)
         except TerminalClosedError:
-            raise typer.Exit(1) from None
+            raise click.exceptions.Exit(1) from None
         finally:
             live.stop()
 
@@ -128,4 +128,4 @@ def _ended_by_signal() -> Iterator[None]:
     try:
         yield
     except SignalledError as signalled:
-        raise typer.Exit(_SIGNALLED + signalled.signum) from None
+        raise click.exceptions.Exit(_SIGNALLED + signalled.signum) from None

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from longwatch.cli.fast_up import run_up
 
 
+@click.command()
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(readable=False, path_type=Path),
+    help="The configuration file. [longwatch.toml]",
+)
+@click.option(
+    "--state-dir", metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"
+)
+@click.option(
+    "--log-level",
+    metavar="LEVEL",
+    help="Lowest level: debug, info, warning, error or critical. [info]",
+)
+@click.option("--log-format", metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]")
 def up(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", readable=False, help="The configuration file. [longwatch.toml]"
-        ),
-    ] = None,
-    state_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"),
-    ] = None,
-    log_level: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LEVEL", help="Lowest level: debug, info, warning, error or critical. [info]"
-        ),
-    ] = None,
-    log_format: Annotated[
-        str | None,
-        typer.Option(metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]"),
-    ] = None,
+    *, config: Path | None, state_dir: str | None, log_level: str | None, log_format: str | None
 ) -> int:
     """Keep the programs of longwatch.toml running.
 

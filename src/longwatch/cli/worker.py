@@ -4,69 +4,69 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated
 
-import typer
+import click
 
 from longwatch.cli.option_values import whole_number
 
-Processes = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        parser=whole_number(1, 256),
-        help="Number of worker processes, 256 at most. [1]",
-        show_default=False,
-    ),
-]
-Name = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Name of the processes in logs. [worker]", show_default=False
-    ),
-]
-HealthPort = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PORT",
-        parser=whole_number(0, 65_535),
-        help="Port of health and metrics. [the group's]",
-    ),
-]
-HealthHost = Annotated[
-    str | None, typer.Option(metavar="HOST", help="Address of health and metrics. [the group's]")
-]
-StateDir = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"),
-]
-LogLevel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LEVEL", help="Lowest level: debug, info, warning, error or critical. [info]"
-    ),
-]
-LogFormat = Annotated[
-    str | None, typer.Option(metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]")
-]
+processes_option = click.option(
+    "--processes",
+    metavar="N",
+    type=whole_number(1, 256),
+    default=1,
+    show_default=False,
+    help="Number of worker processes, 256 at most. [1]",
+)
+name_option = click.option(
+    "--name",
+    metavar="NAME",
+    default="worker",
+    show_default=False,
+    help="Name of the processes in logs. [worker]",
+)
+health_port_option = click.option(
+    "--health-port",
+    metavar="PORT",
+    type=whole_number(0, 65_535),
+    help="Port of health and metrics. [the group's]",
+)
+health_host_option = click.option(
+    "--health-host", metavar="HOST", help="Address of health and metrics. [the group's]"
+)
+state_dir_option = click.option(
+    "--state-dir", metavar="DIR", help="The state directory; `off`: keep no files. [.longwatch]"
+)
+log_level_option = click.option(
+    "--log-level",
+    metavar="LEVEL",
+    help="Lowest level: debug, info, warning, error or critical. [info]",
+)
+log_format_option = click.option(
+    "--log-format", metavar="FORMAT", help="Format of logs: auto, json or pretty. [auto]"
+)
 
 
-def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:GROUP",
-            show_default=False,
-            help="Import path of the group, such as shop.workers:group.",
-        ),
-    ],
-    processes: Processes = 1,
-    name: Name = "worker",
-    health_port: HealthPort = None,
-    health_host: HealthHost = None,
-    state_dir: StateDir = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
+@click.command()
+@click.argument(
+    "target", metavar="MODULE:GROUP", help="Import path of the group, such as shop.workers:group."
+)
+@processes_option
+@name_option
+@health_port_option
+@health_host_option
+@state_dir_option
+@log_level_option
+@log_format_option
+def worker(  # noqa: PLR0913 - one argument an option
+    *,
+    target: str,
+    processes: int,
+    name: str,
+    health_port: int | None,
+    health_host: str | None,
+    state_dir: str | None,
+    log_level: str | None,
+    log_format: str | None,
 ) -> int:
     """Run the loops of a group in worker processes.
 
