@@ -7,6 +7,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	"$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$python"; break; }; done)
 DEMO   ?= examples/demo/demo.py
 EVERYTHING := .[all,dev]
+DEMO_INSTALL := .[page,runner]
 
 # Old and new pip read the pins for what they build with from different places.
 export PIP_CONSTRAINT       := $(CURDIR)/constraints.txt
@@ -74,7 +75,7 @@ $(BIN)/python:
 	@$(call quietly,making $(VENV) with $(PYTHON),$(PYTHON) -m venv --clear $(VENV))
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
-	@$(call quietly,installing longwatch,$(BIN)/python -m pip install --editable '.[page,runner]')
+	@$(call quietly,installing longwatch,$(BIN)/python -m pip install --editable '$(DEMO_INSTALL)')
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
