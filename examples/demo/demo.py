@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -88,7 +89,7 @@ Longwatch keeps everything in {self.stage.place} up.
 Look at
     {self.stage.command("page", "--link") or "(no status page: its extra is not installed)"}
     http://127.0.0.1:{self.stage.ports["metrics"]}/metrics
-    longwatch top --state-dir {self.stage.state}
+    {_longwatch()} top --state-dir {self.stage.state}
 
 Kill something, and see it come back:
     a worker          kill -9 {self._pid("pages-1")}
@@ -96,6 +97,7 @@ Kill something, and see it come back:
     the agents        kill -9 {self._pid("runner")}
     or let it hang    kill -STOP {self._pid("pages-2")}
                       curl -m 1 http://127.0.0.1:{self.stage.ports["shop"]}/hang
+The workers and the web server also fail by themselves. Their new pids are in the lines below.
 
 Ctrl-C stops everything and counts what was lost.
 """,
@@ -140,6 +142,13 @@ Ctrl-C stops everything and counts what was lost.
         )
         self._print(f"reports: {totals.reports} started, {totals.reports_done} done")
         self._print(f"longwatch up ended with exit code {code}")
+
+
+def _longwatch() -> str:
+    """The command `longwatch` as a shell finds it, with its path if that is not on PATH."""
+    if shutil.which("longwatch"):
+        return "longwatch"
+    return os.path.relpath(Path(sys.executable).with_name("longwatch"))
 
 
 def describe(record: Record) -> str:
