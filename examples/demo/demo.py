@@ -53,6 +53,7 @@ class Demo:
 
     def run(self, seconds: float | None) -> int:
         """Run until a stop signal, or for so many seconds. Returns the exit code."""
+        print("Starting eight programs takes some seconds …", flush=True)
         self.stage.prepare()
         self.stage.start()
         try:
