@@ -52,7 +52,7 @@ def program_part(page: PageData) -> OverviewPart:
         Tile(name="programs", number=len(programs) - len(containers), href="/programs"),
         Tile(name="up", number=counts["ok"], href="/programs?state=ok", kind="ok"),
         Tile(
-            name="unhealthy",
+            name="unhealthy programs",
             number=unhealthy,
             href="/programs?state=bad",
             kind="bad" if unhealthy else "",
