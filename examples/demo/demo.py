@@ -141,7 +141,11 @@ Ctrl-C stops everything and counts what was lost.
             f"pages: {totals.sent} sent, {totals.done} done, {totals.queued} queued, "
             f"{totals.dead} dead letters, {len(totals.lost)} lost"
         )
-        self._print(f"reports: {totals.reports} started, {totals.reports_done} done")
+        unfinished = totals.reports - totals.reports_done
+        self._print(
+            f"reports: {totals.reports} started, {totals.reports_done} done, "
+            f"{unfinished} unfinished"
+        )
         self._print(f"longwatch up ended with exit code {code}")
 
 
