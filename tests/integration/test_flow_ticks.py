@@ -125,7 +125,8 @@ def test_a_function_decides_when_a_tick_fires(running: Run, kind: str, isolation
         assert 1 == run.runs["tick"]
         assert execution.value("tick") is None
         run.advance(2 * MINUTE)
-        assert pytest.approx(began + HOUR, abs=1) == execution.values()["tick"]
+        # the function runs a moment after the start: the fake clock may have moved meanwhile
+        assert pytest.approx(began + HOUR, abs=MINUTE / 2) == execution.values()["tick"]
         assert 1 == run.runs["tick"]
         assert [("success", "done")] * 2 == states(execution, "tick")
 

@@ -370,7 +370,7 @@ BROKEN: list[tuple[type[MemoryBackend], str]] = [
 def test_a_backend_that_breaks_a_rule_is_refused_by_its_name(
     backend: type[MemoryBackend], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness_module, "TIMEOUT", 1.0)
+    monkeypatch.setattr(harness_module, "TIMEOUT", 3.0)
     with pytest.raises(AssertionError) as refused:
         check_mailbox(factory_of(backend, MemoryStore()), jump=jump_memory)
     assert rule in str(refused.value)
