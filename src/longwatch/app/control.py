@@ -106,7 +106,7 @@ def request(  # noqa: PLR0913 - one argument a field of the request, and how lon
             timeout=response_timeout,
             may_be_gone=len(supervisors) > 1,
         )
-        for supervisor, names in _share_names(supervisors, programs).items()
+        for supervisor, names in _share_names(supervisors, programs, response_timeout).items()
     ]
     return _merge([response for response in responses if response is not None])
 
@@ -126,11 +126,13 @@ def status(state: Path, programs: Sequence[str]) -> ControlResponse:
     return response
 
 
-def workers(state: Path) -> ControlResponse:
+def workers(state: Path, *, response_timeout: float = QUERY_TIMEOUT) -> ControlResponse:
     """The worker processes of all supervisors, and the stores that these use, each once. URLs are
     complete; mask them before they are shown. A supervisor that refuses the command has none.
     """
-    answers = [_ask_workers(supervisor) for supervisor in find_supervisors(state)]
+    answers = [
+        _ask_workers(supervisor, response_timeout) for supervisor in find_supervisors(state)
+    ]
     stores = {(each["url"], each["kind"]): each for answer in answers for each in answer["stores"]}
     return {
         "ok": True,
@@ -139,9 +141,9 @@ def workers(state: Path) -> ControlResponse:
     }
 
 
-def _ask_workers(supervisor: RunningSupervisor) -> ControlResponse:
+def _ask_workers(supervisor: RunningSupervisor, timeout: float) -> ControlResponse:
     with suppress(RefusedError):  # an older version
-        answer = _ask(supervisor, {"do": "workers"}, may_be_gone=True)
+        answer = _ask(supervisor, {"do": "workers"}, timeout=timeout, may_be_gone=True)
         if answer is not None:
             return answer
     return {"workers": [], "stores": []}
@@ -229,14 +231,14 @@ def _require_file(supervisor: RunningSupervisor) -> None:
 
 
 def _share_names(
-    supervisors: Sequence[RunningSupervisor], names: Sequence[str]
+    supervisors: Sequence[RunningSupervisor], names: Sequence[str], timeout: float
 ) -> dict[RunningSupervisor, Sequence[str]]:
     """The names for each supervisor that has some of these programs. A name that several
     supervisors have goes to each of them.
     """
     if len(supervisors) == 1 or not names:
         return dict.fromkeys(supervisors, names)
-    known = {supervisor: _known_names(supervisor) for supervisor in supervisors}
+    known = {supervisor: _known_names(supervisor, timeout) for supervisor in supervisors}
     every = {name for found in known.values() for name in found}
     for name in names:
         if name not in every:
@@ -246,9 +248,10 @@ def _share_names(
     return {each: share for each, share in shares.items() if share}
 
 
-def _known_names(supervisor: RunningSupervisor) -> set[str]:
+def _known_names(supervisor: RunningSupervisor, timeout: float) -> set[str]:
     """The names of a supervisor's programs, and of their groups."""
-    response = _ask(supervisor, {"do": "status"}, may_be_gone=True) or {"programs": []}
+    asked = _ask(supervisor, {"do": "status"}, timeout=timeout, may_be_gone=True)
+    response = asked or {"programs": []}
     return {
         name
         for program in response["programs"]

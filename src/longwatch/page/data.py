@@ -75,7 +75,9 @@ class ControlSource:
         self._usage = UsageSamples(self._ask_usage)
 
     def status(self) -> ControlView:
-        """The supervisors and their programs. Blocks for `STATUS_TIMEOUT` at most."""
+        """The supervisors and their programs. Blocks for `STATUS_TIMEOUT` at most, and not while
+        another caller asks again a supervisor that did not answer.
+        """
         return self._status.get()
 
     def workers(self) -> list[JsonObject]:
@@ -117,14 +119,16 @@ class ControlSource:
     def _ask_workers(self, last: WorkersView) -> WorkersView:
         if self.state is None:
             return last
+        if self.status().error:
+            return WorkersView(stores=last.stores)
         try:
-            answer = control.workers(self.state)
+            answer = control.workers(self.state, response_timeout=STATUS_TIMEOUT)
         except LongwatchError:
             return WorkersView(stores=last.stores)
         return WorkersView(answer["workers"], answer["stores"])
 
     def _ask_usage(self, names: Sequence[str]) -> list[JsonObject]:
-        if self.state is None:
+        if self.state is None or self.status().error:
             return []
         try:
             answer = control.request(self.state, "usage", names, response_timeout=STATUS_TIMEOUT)
@@ -188,7 +192,9 @@ def _cpu_percent(before: JsonObject, after: JsonObject) -> float | None:
 
 
 class _Cached(Generic[T]):
-    """A value that one caller at a time renews when it is older than `fresh` seconds."""
+    """A value that one caller at a time renews when it is older than `fresh` seconds. While a value
+    with an error is renewed, other callers get it at once.
+    """
 
     def __init__(self, renew: Callable[[T], T], initial: T, fresh: float) -> None:
         self._renew = renew
@@ -198,12 +204,20 @@ class _Cached(Generic[T]):
         self._expires = 0.0
 
     def get(self) -> T:
-        with self._lock:
+        if not self._lock.acquire(blocking=not self._has_failed):
+            return self._value
+        try:
             if time.monotonic() >= self._expires:
                 self._value = self._renew(self._value)
-                failed = getattr(self._value, "error", "")
-                self._expires = time.monotonic() + (RETRY_SECONDS if failed else self._fresh)
+                fresh = RETRY_SECONDS if self._has_failed else self._fresh
+                self._expires = time.monotonic() + fresh
             return self._value
+        finally:
+            self._lock.release()
+
+    @property
+    def _has_failed(self) -> bool:
+        return bool(getattr(self._value, "error", ""))
 
     def expire(self) -> None:
         self._expires = 0.0
