@@ -11,6 +11,7 @@ import pytest
 from longwatch.core.events.flow import AttemptsEnded
 from longwatch.host.parent_channel import (
     MAX_DATAGRAM_BYTES,
+    MAX_MESSAGE_BYTES,
     ParentChannel,
     decode_datagram,
     encode_datagram,
@@ -48,3 +49,12 @@ def test_the_metrics_of_a_thousand_nodes_fit_into_one_datagram(tmp_path: Path) -
         ParentChannel(str(tmp_path / "line")).send("state", samples=counters.samples())
         received = decode_datagram(parent.recv(MAX_DATAGRAM_BYTES))
     assert json.loads(json.dumps(counters.samples())) == received["samples"]
+
+
+def test_a_datagram_that_unpacks_to_too_much_is_refused() -> None:
+    message = {"about": "events", "lines": "a" * MAX_MESSAGE_BYTES}
+    data = encode_datagram(message)
+
+    assert len(data) < MAX_DATAGRAM_BYTES
+    with pytest.raises(ValueError, match="at most"):
+        decode_datagram(data)

@@ -37,6 +37,10 @@ PROTOCOL = FIRST_PROTOCOL
 SUSPECTS_VARIABLE = "LONGWATCH_SUSPECTS"
 """The variable that makes a worker process run suspects (`store.blame`), and no other rows."""
 MAX_DATAGRAM_BYTES = 128 * 1024
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Bytes of a message before it is compressed. A datagram could unpack to a thousand times its
+size.
+"""
 _COMPRESSED_FROM = 16 * 1024
 """Bytes from which on a datagram is compressed."""
 _SEND_TIMEOUT = 5.0
@@ -125,8 +129,13 @@ def encode_datagram(message: Mapping[str, object]) -> bytes:
 
 
 def decode_datagram(data: bytes) -> Mapping[str, Any]:
-    """The message of a datagram. Raises ValueError or zlib.error for anything else."""
-    decoded: Mapping[str, Any] = json.loads(
-        data if data.startswith(b"{") else zlib.decompress(data)
-    )
+    """The message of a datagram. Raises ValueError or zlib.error for anything else, and for a
+    message that is too long.
+    """
+    if not data.startswith(b"{"):
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(data, MAX_MESSAGE_BYTES)
+        if not unpacking.eof:
+            raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} bytes")
+    decoded: Mapping[str, Any] = json.loads(data)
     return decoded

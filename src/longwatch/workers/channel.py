@@ -7,7 +7,8 @@ second thread handles them one after another, in the order of their arrival.
 When a process has ended, everything that it sent is in the socket, but the reader may not have come
 to it yet. `accept_arrived` accepts it in the caller's thread, so that the end is judged by all
 reports. One lock covers the step from the socket to the queue of the second thread: no report is
-accepted twice, and none is between the two when `accept_arrived` returns.
+accepted twice, and none is between the two when `accept_arrived` returns. It accepts no more than
+fit into the socket, so that a program that never stops sending does not hold the caller.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from longwatch.core.deadline import Deadline
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES, decode_datagram
 
+_DEFAULT_QUEUE_LENGTH = 512
+_QUEUE_LENGTH_FILE = Path("/proc/sys/net/unix/max_dgram_qlen")
+
 Handling = Callable[[], None]
 Accept = Callable[[Mapping[str, Any]], Handling | None]
 """Notes a report without waiting. Returns the rest of its handling; None if it is done."""
@@ -40,6 +44,7 @@ class WorkerChannel:
         self._path = path
         self._accept = accept
         self._socket = _bind(path)
+        self._most_arrived = _read_queue_length() + 2  # the kernel accepts one more than it says
         self._lock = threading.Lock()
         self._is_closing = False
         self._handlings: queue.SimpleQueue[Handling | None] = queue.SimpleQueue()
@@ -53,7 +58,9 @@ class WorkerChannel:
     def accept_arrived(self) -> None:
         """Accept the reports that have arrived. Does not wait for more; thread-safe."""
         with self._lock, suppress(BlockingIOError):
-            while not self._is_closing:
+            for _ in range(self._most_arrived):
+                if self._is_closing:
+                    return
                 data = self._socket.recv(MAX_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
                 with suppress(Exception):  # a report that cannot be parsed
                     self._handlings.put(self._accept(decode_datagram(data)) or _do_nothing)
@@ -80,6 +87,14 @@ class WorkerChannel:
 
 def _do_nothing() -> None:
     """The handling of a report that was complete when it was accepted."""
+
+
+def _read_queue_length() -> int:
+    """How many datagrams a socket holds that was just made."""
+    try:
+        return int(_QUEUE_LENGTH_FILE.read_text())
+    except (OSError, ValueError):
+        return _DEFAULT_QUEUE_LENGTH
 
 
 def _bind(path: Path) -> socket.socket:
