@@ -20,10 +20,13 @@ from opentelemetry.propagators.textmap import Getter, Setter
 from opentelemetry.trace import INVALID_SPAN, Status, StatusCode, TracerProvider
 
 from longwatch import __version__
+from longwatch.core.clock import SystemClock
+from longwatch.core.deadline import Deadline
 from longwatch.core.error_text import describe_error, error_text
 from longwatch.core.masking import mask_text
 from longwatch.core.traceback_text import describe_traceback
 from longwatch.core.tracing import AttributeValue, Span, SpanKind, Work
+from longwatch.host.background_thread import BackgroundThread
 
 _LOGGER = logging.getLogger("longwatch.observe.tracing")
 _KINDS = {
@@ -189,11 +192,17 @@ def _extract(headers: Mapping[str, str]) -> Context:
 
 
 def flush_provider(timeout: float) -> None:
-    """Export the ended spans of the global provider, if it can."""
+    """Export the ended spans of the global provider, if it can. The SDK does not keep to the
+    timeout while an exporter hangs, so it gets a thread of its own.
+    """
     provider = trace.get_tracer_provider()
-    if (force_flush := getattr(provider, "force_flush", None)) is not None:
-        with suppress(Exception):
-            force_flush(int(timeout * 1000))
+    force_flush = getattr(provider, "force_flush", None)
+    if force_flush is None:
+        return
+    clock = SystemClock()
+    flushing = BackgroundThread(lambda: force_flush(int(timeout * 1000)), name="trace-flush")
+    flushing.start(inline_fallback=True)
+    flushing.wait(clock, Deadline.after(timeout, clock))
 
 
 def _type_name(error: BaseException) -> str:
