@@ -112,3 +112,14 @@ def test_without_a_state_directory_there_is_no_history() -> None:
     assert history.is_read
     assert not history.refresh()
     assert [] == history.records()
+
+
+def test_a_damaged_record_does_not_end_the_reading(tmp_path: Path) -> None:
+    log_of(tmp_path).write_text("")
+    history = EventHistory(tmp_path)
+    history.refresh()
+    with log_of(tmp_path).open("a") as log:
+        log.write(line("odd", verdict=["unexpected_exit"]) + line("even"))
+    history.refresh()
+
+    assert ["even", "odd"] == names(history)

@@ -11,8 +11,11 @@ from longwatch.page.program_facts import Problem
 from longwatch.page.rendering import (
     NavigationEntry,
     PageRenderer,
+    age,
     byte_size,
+    clock_time,
     duration,
+    moment,
     until,
     with_query,
 )
@@ -137,3 +140,11 @@ def test_a_path_of_another_shape_does_not_match(path: str) -> None:
 def test_a_query_keeps_what_is_not_changed() -> None:
     assert "/p?text=a+b&page=2" == with_query("/p", {"text": "a b", "page": "1"}, page=2)
     assert "/p" == with_query("/p", {"page": "1"}, page=None)
+
+
+@pytest.mark.parametrize("moment_then", [1e18, -1e18, 253402343999.0, float("inf"), float("nan")])
+def test_a_moment_without_a_date_is_shown_as_the_nearest_that_has_one(moment_then: float) -> None:
+    for shown in (age(moment_then), until(moment_then), moment(moment_then)):
+        assert shown.startswith("<time ")
+    assert clock_time(moment_then).endswith(" UTC")
+    assert duration(moment_then)

@@ -72,8 +72,9 @@ class EventHistory:
             self._tail = tail
             return True
         before = self.total
-        for record in _parsed(self._tail.read_new()):
-            self._add(record)
+        with suppress(OSError):  # the next call reads on
+            for record in _parsed(self._tail.read_new()):
+                self._add(record)
         return self.total != before
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ class EventHistory:
 
     def _count(self, record: EventRecord) -> None:
         restarted = record.get("event") == "restart_scheduled"
-        failed = record.get("verdict") in _FAILURES
+        failed = str(record.get("verdict")) in _FAILURES
         if not (restarted or failed):
             return
         hour = int(moment_of(record)) // HOUR

@@ -24,6 +24,8 @@ from longwatch.page.view import View, path_to
 _AGE_TEXT = re.compile(r"(<time data-(?:age|until)[^>]*>)[^<]*")
 _DIGEST_CHARS = 16
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
+_FIRST_MOMENT = datetime(1, 1, 2, tzinfo=UTC).timestamp()
+_LAST_MOMENT = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 _STEPS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
@@ -124,7 +126,7 @@ def duration(seconds: float | None) -> str:
     """A length of time: `4 s`, `3 min 20 s`, `2 d 4 h`; empty for None."""
     if seconds is None:
         return ""
-    whole = max(int(seconds), 0)
+    whole = int(min(max(0, seconds), _LAST_MOMENT))
     for size, unit, small_size, small_unit in _STEPS:
         if whole >= size:
             large, rest = divmod(whole, size)
@@ -137,6 +139,7 @@ def age(moment_then: float | None, suffix: str = "") -> Markup:
     """The time since a moment (wall time), which the browser keeps current. Empty for None."""
     if not moment_then:
         return Markup("")
+    moment_then = _shown_moment(moment_then)
     text = duration(time.time() - moment_then)
     return Markup('<time data-age="{:.3f}" datetime="{}" title="{}">{}</time>{}').format(
         moment_then, _iso(moment_then), clock_time(moment_then), text, suffix
@@ -147,6 +150,7 @@ def until(then: float | None) -> Markup:
     """The time until a moment, `in 4 s`, which the browser keeps current; `now` once it is over."""
     if not then:
         return Markup("")
+    then = _shown_moment(then)
     left = then - time.time()
     return Markup('<time data-until="{:.3f}" datetime="{}" title="{}">{}</time>').format(
         then, _iso(then), clock_time(then), f"in {duration(left)}" if left > 0 else "now"
@@ -162,7 +166,7 @@ def moment(then: float | None) -> Markup:
 
 def clock_time(then: float) -> str:
     """A moment as date and time in UTC."""
-    return datetime.fromtimestamp(then, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{datetime.fromtimestamp(_shown_moment(then), UTC):%Y-%m-%d %H:%M:%S UTC}"
 
 
 def byte_size(count: float | None) -> str:
@@ -186,4 +190,10 @@ def with_query(path: str, query: Mapping[str, Any], **changes: object) -> str:
 
 
 def _iso(then: float) -> str:
-    return datetime.fromtimestamp(then, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    found = datetime.fromtimestamp(_shown_moment(then), UTC)
+    return found.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _shown_moment(then: float) -> float:
+    """The moment, or the nearest that has a date: files and stores may have others."""
+    return min(max(_FIRST_MOMENT, then), _LAST_MOMENT)
