@@ -146,3 +146,9 @@ def test_other_settings_of_the_page_change_its_plan_so_that_a_reload_restarts_it
         plans.append(plan)
 
     assert plans[0] != plans[1]
+
+
+def test_an_address_that_is_no_file_counts_as_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / page_plan.ADDRESS_FILE)
+
+    assert not page_plan.published_address(tmp_path)

@@ -167,7 +167,8 @@ def publish_address(state: Path, address: str) -> int | None:
 def published_address(state: Path) -> str:
     """The address of the page that runs on this directory; empty if none runs."""
     try:
-        descriptor = os.open(state / ADDRESS_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(state / ADDRESS_FILE, flags)
     except OSError:
         return ""
     try:
