@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import threading
@@ -11,7 +12,10 @@ from urllib.parse import urlencode
 
 import pytest
 
+from longwatch.app import control
+from longwatch.errors import TryAgainError
 from longwatch.page import live, server
+from longwatch.page.data import ControlSource
 from longwatch.page.stores import StoreCatalog, store_key
 from page_process import TOKEN, ServedPage, served_page
 from polling import eventually
@@ -117,11 +121,11 @@ def test_a_link_followed_from_another_site_gets_a_page_that_leads_on(page: Serve
     assert "set-cookie" in answer.headers
 
 
-def test_a_link_never_leads_to_another_host(page: ServedPage) -> None:
-    answer = page.request("GET", f"//evil.example.org/?token={TOKEN}", headers={})
+@pytest.mark.parametrize("slashes", ["//", "/\\"])
+def test_a_link_never_leads_to_another_host(page: ServedPage, slashes: str) -> None:
+    answer = page.request("GET", f"{slashes}evil.example.org/?token={TOKEN}", headers={})
 
     assert answer.status in {303, 400, 404, 421}
-    assert not answer.headers.get("location", "/").startswith("//")
     assert "evil" not in answer.headers.get("location", "")
 
 
@@ -243,6 +247,60 @@ def test_a_fault_of_ours_is_a_page_and_an_event(
     assert 500 == answer.status
     assert "a bug &lt;b&gt;" in answer.body
     assert ["page_view_failed"] == [event.name for event in page.events]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"GET /./ /evil?token=%s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %s\r\nContent-Encoding: gzip\r\n"
+        b"Content-Length: 5\r\n\r\nabcde",
+    ],
+)
+def test_a_malformed_request_is_refused_and_not_logged(
+    page: ServedPage, message: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", page.port), timeout=30) as connection:
+        connection.sendall(message % TOKEN.encode())
+        status = connection.recv(4096).split(b"\r\n")[0]
+
+    assert b" 400 " in status
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not page.events
+
+
+def test_a_live_path_that_is_no_address_is_not_found(page: ServedPage) -> None:
+    assert 404 == page.get("/live?path=//[").status
+
+
+def test_a_supervisor_that_did_not_answer_is_asked_by_one_caller_at_a_time(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others get what is known at once, and nobody asks it for workers or usage."""
+    asked, release, asking = [], threading.Event(), threading.Event()
+
+    def request(_: Path, command: str, *__: object, **___: object) -> dict[str, object]:
+        asked.append(command)
+        if len(asked) > 1:
+            asking.set()
+            release.wait(60)
+        raise TryAgainError("no answer")
+
+    monkeypatch.setattr(control, "request", request)
+    source = ControlSource(state)
+    assert "no answer" == source.status().error
+    assert not source.workers()
+    assert not source.usage(["a"])
+    assert ["status"] == asked
+
+    source.forget()
+    caller = threading.Thread(target=source.status, daemon=True)
+    caller.start()
+    assert asking.wait(60)
+    assert "no answer" == source.status().error
+    assert not release.is_set()
+    release.set()
+    caller.join(60)
 
 
 # --- live ---

@@ -162,3 +162,7 @@ def test_the_derived_secrets_differ_by_token_and_never_contain_it() -> None:
 )
 def test_host_names_are_compared_without_port_and_case(expected: str, host: str) -> None:
     assert expected == host_name(host)
+
+
+def test_an_origin_that_is_no_address_is_another_site() -> None:
+    assert POLICY.decide(replace(SIGNED_IN, origin="http://[")) is AccessDecision.OTHER_SITE

@@ -112,7 +112,10 @@ class AccessPolicy:
             return False
         if request.origin == "null":  # a browser sends it with `Referrer-Policy: no-referrer`
             return request.fetch_site != "same-origin"
-        origin = urlsplit(request.origin).netloc.lower()
+        try:
+            origin = urlsplit(request.origin).netloc.lower()
+        except ValueError:  # no browser sends it
+            return True
         return origin != request.host.lower() and host_name(origin) not in self.hosts
 
     def _is_followed_link(self, request: AccessRequest) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from importlib.resources import files
 from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from longwatch.app.page_plan import TOKEN_PARAMETER
 from longwatch.core.clock import Clock, Wakeup
@@ -29,6 +31,7 @@ from longwatch.page.access import (
     AccessPolicy,
     access_request,
 )
+from longwatch.page.connections import IdleConnections
 from longwatch.page.data import PageData
 from longwatch.page.live import SEND_TIMEOUT, LiveClient, LiveHub, Sections
 from longwatch.page.pool import ThreadPool
@@ -54,6 +57,8 @@ ACTION_TIMEOUT = 20.0
 FOLLOW_INTERVAL = 0.25
 """Seconds between two looks at the log of events."""
 MAX_FORM_BYTES = 64 * 1024
+FORM_TIMEOUT = 10.0
+"""Seconds in which a form must arrive."""
 POOL_SIZE = 4
 STOP_TIMEOUT = 0.5
 _MAX_NOTICES = 100
@@ -122,6 +127,7 @@ class PageServer:
         )
         self._hub = LiveHub(self._render_sections, clock=clock)
         self._static = _StaticFiles()
+        self._connections = IdleConnections(clock=clock)
         self._notices: OrderedDict[str, Notice] = OrderedDict()
         self._notice_ids = itertools.count(1)
         self._runner: web.AppRunner | None = None
@@ -140,7 +146,13 @@ class PageServer:
         """Listen; returns the port. Raises OSError if the address cannot be used."""
         app = web.Application(client_max_size=MAX_FORM_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
+        runner = web.AppRunner(
+            app,
+            logger=_http_logger(),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=0.1,
+        )
         await runner.setup()
         try:
             site = web.TCPSite(runner, host, port, reuse_address=True)
@@ -186,15 +198,34 @@ class PageServer:
     async def _tick(self) -> None:
         while True:
             self._hub.tick()
+            if self._runner is not None and self._runner.server is not None:
+                self._connections.close_idle(self._runner.server.connections)
             await asyncio.sleep(FOLLOW_INTERVAL)
 
     # --- requests ---
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        connection = request.protocol
+        self._connections.begin(connection)
+        try:
+            return await self._answer(request)
+        finally:
+            self._connections.end(connection)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
             response = await self._respond(request)
         except web.HTTPRequestEntityTooLarge:
             response = self._problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The form is too large.")
+        except TimeoutError:
+            response = self._problem(HTTPStatus.REQUEST_TIMEOUT, "The form did not arrive.")
+            response.force_close()
+        except (web.RequestPayloadError, HttpProcessingError):
+            response = self._problem(HTTPStatus.BAD_REQUEST, "The form cannot be read.")
+        except Exception as error:  # noqa: BLE001 - a fault of ours: the page says so, the log has it
+            path = request.rel_url.raw_path
+            self._events.emit(PageViewFailed(path=path, error=describe_error(error)))
+            response = self._problem(HTTPStatus.INTERNAL_SERVER_ERROR, "The request failed.")
         if not response.prepared:
             response.headers.update(_HEADERS)
             response.headers["Server"] = "longwatch"
@@ -203,7 +234,8 @@ class PageServer:
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         form: dict[str, str] = {}
         if request.method == "POST":
-            body = (await request.read()).decode(errors="replace")
+            async with asyncio.timeout(FORM_TIMEOUT):
+                body = (await request.read()).decode(errors="replace")
             form = dict(parse_qsl(body, keep_blank_values=True))
         path = request.rel_url.raw_path
         decision = self._decide(request, path, form)
@@ -262,7 +294,7 @@ class PageServer:
         site would not send the cookie after a redirect, so it gets a page that leads on.
         """
         target = with_query(path, {**request.query, TOKEN_PARAMETER: ""})
-        if target.startswith("//"):  # would be another host
+        if target.startswith(("//", "/\\")):  # would be another host
             target = "/"
         if request.headers.get("Sec-Fetch-Site", "") in {"cross-site", "same-site"}:
             view = View("Signed in", "signed_in.html", {"target": target})
@@ -385,7 +417,7 @@ class PageServer:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         path = request.query.get("path", "")
-        if not any(route.match(urlsplit(path).path) is not None for route in self._routes):
+        if not any(route.match(_path_of(path)) is not None for route in self._routes):
             return self._not_found(path)
         try:
             client = self._hub.join(path)
@@ -442,6 +474,28 @@ class _StaticFiles:
         if body is None or method not in {"GET", "HEAD"}:
             return None
         return web.Response(body=body, content_type=_STATIC_TYPES[_suffix(name)], charset="utf-8")
+
+
+def _path_of(target: str) -> str:
+    """The path of a path with its query; empty if it is not valid."""
+    try:
+        return urlsplit(target).path
+    except ValueError:
+        return ""
+
+
+def _http_logger() -> logging.Logger:
+    """The logger of the HTTP library. It leaves out malformed requests: anybody on this machine can
+    send them, and their first lines may contain the token.
+    """
+    logger = logging.getLogger("longwatch.page.http")
+    logger.addFilter(_is_no_malformed_request)
+    return logger
+
+
+def _is_no_malformed_request(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
 
 
 def _suffix(name: str) -> str:
