@@ -23,7 +23,8 @@ from longwatch.page.readers.mailboxes import (
 )
 from longwatch.page.readers.texts import MAX_SHOWN_CHARS
 from longwatch.page.view import NotFoundError
-from page_stores import dead_letter
+from page_rig import running_page
+from page_stores import add_source, dead_letter
 from redis_server import RedisServer
 
 KINDS = ("sqlite", "postgresql", "redis")
@@ -151,3 +152,20 @@ def test_what_does_not_exist_is_not_found(store: Any) -> None:
         read_mailbox(store, "job")
     with pytest.raises(NotFoundError, match="there is no dead letter gone in mailbox jobs"):
         read_letter(store, "jobs", "gone")
+
+
+def test_zero_bytes_never_reach_a_store(tmp_path: Path) -> None:
+    """PostgreSQL answers them with an error, and the page would say that the store is gone."""
+    with store_url("postgresql", tmp_path) as url:
+        with open_store(url, auto_migrate=True) as database:
+            dead_letter(open_mailbox(database, "jobs").backend, b"1")
+            add_source(database, "tickets")
+        with running_page(url) as page:
+            key = page.keys[0]
+            for path, status in (
+                (f"/mailboxes/{key}/jobs/dead/%00", 404),
+                (f"/runner/{key}/runs/%00", 404),
+                ("/runner?source=%00&before=%00", 200),
+            ):
+                assert status == page.served.get(path).status
+            assert not page.served.data.stores.problems()

@@ -253,8 +253,10 @@ def test_a_fault_of_ours_is_a_page_and_an_event(
     "message",
     [
         b"GET /./ /evil?token=%s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %s\r\nContent-Encoding: gzip\r\n"
-        b"Content-Length: 5\r\n\r\nabcde",
+        (
+            b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %s\r\nContent-Encoding: gzip\r\n"
+            b"Content-Length: 5\r\n\r\nabcde"
+        ),
     ],
 )
 def test_a_malformed_request_is_refused_and_not_logged(

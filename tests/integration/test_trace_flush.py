@@ -6,9 +6,7 @@ import threading
 
 import pytest
 
-pytest.importorskip("opentelemetry.sdk")
-
-from longwatch.observe import opentelemetry_tracer
+opentelemetry_tracer = pytest.importorskip("longwatch.observe.opentelemetry_tracer")
 
 
 class HangingProvider:

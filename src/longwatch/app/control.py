@@ -130,9 +130,7 @@ def workers(state: Path, *, response_timeout: float = QUERY_TIMEOUT) -> ControlR
     """The worker processes of all supervisors, and the stores that these use, each once. URLs are
     complete; mask them before they are shown. A supervisor that refuses the command has none.
     """
-    answers = [
-        _ask_workers(supervisor, response_timeout) for supervisor in find_supervisors(state)
-    ]
+    answers = [_ask_workers(supervisor, response_timeout) for supervisor in find_supervisors(state)]
     stores = {(each["url"], each["kind"]): each for answer in answers for each in answer["stores"]}
     return {
         "ok": True,

@@ -1,8 +1,7 @@
-"""Closes connections on which no request comes. Pure: told of requests, and of the time by a clock."""
+"""Closes connections on which no request comes. Pure: the server reports requests to it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,11 +12,18 @@ IDLE_TIMEOUT = 30.0
 """Seconds in which a connection must send a request, and read the answer to the one before."""
 
 
+class Transport(Protocol):
+    """The transport of a connection."""
+
+    def abort(self) -> None:
+        """Close it now, also if the client reads nothing."""
+
+
 class Connection(Protocol):
     """A connection of the HTTP server."""
 
     @property
-    def transport(self) -> asyncio.Transport | None:
+    def transport(self) -> Transport | None:
         """None once it is closed."""
 
 

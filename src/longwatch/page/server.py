@@ -252,7 +252,7 @@ class PageServer:
     async def _dispatch(
         self, request: web.Request, path: str, form: Mapping[str, str]
     ) -> web.Response:
-        query = dict(request.query)
+        query, form = _without_zero_bytes(request.query), _without_zero_bytes(form)
         notice = self._notices.get(query.pop("notice", ""))
         asked = ViewRequest(path, {}, query, form)
         allowed = []
@@ -360,7 +360,7 @@ class PageServer:
     async def _render_sections(self, target: str) -> Sections:
         """The live sections of a path with its query. Raises TryAgainError if it has a problem."""
         parts = urlsplit(target)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        query = _without_zero_bytes(dict(parse_qsl(parts.query, keep_blank_values=True)))
         for route in self._routes:
             if (found := route.match(parts.path)) is not None:
                 asked = ViewRequest(parts.path, found, query)
@@ -482,6 +482,11 @@ def _path_of(target: str) -> str:
         return urlsplit(target).path
     except ValueError:
         return ""
+
+
+def _without_zero_bytes(fields: Mapping[str, str]) -> dict[str, str]:
+    """The fields as every store can compare them: PostgreSQL refuses zero bytes."""
+    return {name: value.replace("\0", "") for name, value in fields.items()}
 
 
 def _http_logger() -> logging.Logger:

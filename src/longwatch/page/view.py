@@ -18,7 +18,7 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 @dataclass(frozen=True, slots=True)
 class ViewRequest:
     """A request for a page. `parameters` are those of the path, `query` and `form` are flat: of a
-    repeated name the last value counts.
+    repeated name the last value counts. Zero bytes are left out.
     """
 
     path: str
@@ -112,7 +112,7 @@ def match_path(pattern: str, path: str) -> dict[str, str] | None:
     for expected, segment in zip(wanted, found, strict=True):
         text = unquote(segment, errors="replace")
         if named := _PARAMETER.fullmatch(expected):
-            if not text:
+            if not text or "\0" in text:  # nothing has such a name, and PostgreSQL refuses it
                 return None
             parameters[named[1]] = text
         elif expected != text:

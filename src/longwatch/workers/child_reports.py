@@ -155,7 +155,7 @@ class ChildReports:
         self._merged.update(child.serial, samples)
 
     def _pass_on_events(self, child: ChildRecord, message: Mapping[str, Any]) -> None:
-        if dropped := int(message["dropped"]):
+        if (dropped := int(message["dropped"])) > 0:
             self._events.emit(
                 WorkerEventsDropped(program=child.program, pid=child.pid, count=dropped)
             )
