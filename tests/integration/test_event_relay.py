@@ -134,6 +134,16 @@ def test_secrets_are_masked_before_they_leave_the_worker() -> None:
 
 
 def test_lines_that_are_no_records_are_left_out() -> None:
-    lines = ["{", "5", '{"event": 5}', "", json.dumps({"event": "fine", "program": "another"})]
+    fine = {"ts": "0", "level": "info", "event": "fine", "program": "another"}
+    lines = ["{", "5", '{"event": 5}', "", json.dumps(fine)]
     [record] = relayed_records({"lines": "\n".join(lines)}, program="jobs-1")
     assert ("fine", "jobs-1") == (record["event"], record["program"])
+
+
+@pytest.mark.parametrize("field", ["ts", "level", "event"])
+@pytest.mark.parametrize("value", [None, 1, ["error"]])
+def test_a_record_without_a_time_a_level_or_a_name_is_left_out(field: str, value: object) -> None:
+    """`longwatch events` and the status page read the log that has it."""
+    record = {"ts": "2026-01-01T00:00:00Z", "level": "info", "event": "x", field: value}
+
+    assert not list(relayed_records({"lines": json.dumps(record)}, program="jobs-1"))

@@ -464,3 +464,12 @@ def test_the_pretty_form_shows_the_pid_of_the_supervisor_when_it_starts() -> Non
     other = event_record(SettingsLoaded(settings={}), wall=0.0, manager_pid=os.getpid())
     assert f" supervisor_started pid={os.getpid()} version=1" in to_pretty(started)
     assert "pid=" not in to_pretty(other)
+
+
+@pytest.mark.parametrize("level", [["error"], None, "\x1b[2J"])
+@pytest.mark.parametrize("ts", ["0001-01-01T00:00:00+14:00", None, ["x"]])
+def test_a_damaged_record_is_shown_as_it_is_on_one_line(level: object, ts: object) -> None:
+    shown = to_pretty({"ts": ts, "level": level, "event": "odd"})
+
+    assert shown.isprintable()
+    assert shown.endswith(" odd")

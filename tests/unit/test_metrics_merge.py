@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -255,3 +256,13 @@ def test_of_many_that_are_gone_only_the_sum_is_kept() -> None:
         merged.mark_ended(process)
     assert 10 * MAX_ENDED == found(merged, ACKED, "mail")
     assert MAX_ENDED == len(merged._ended)
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    """Another process reports them; the metrics of the others must still be readable."""
+    merged = MergedSamples()
+    histogram: list[Any] = ["x"] * (len(FAMILIES[DURATION].buckets) + 2)
+    forged: Any = "5"
+    merged.update(1, [acked(3), acked(forged), MetricSample(DURATION, ("mail",), histogram)])
+
+    assert [acked(3)] == merged.samples()

@@ -417,7 +417,7 @@ def _local_day(record: dict[str, Any]) -> str:
 
     try:
         return datetime.fromisoformat(str(record.get("ts"))).astimezone().strftime("%Y-%m-%d ")
-    except ValueError:
+    except (ValueError, OverflowError):
         return ""
 
 

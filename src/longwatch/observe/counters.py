@@ -252,8 +252,12 @@ class MergedSamples:
         if family is None or len(family.labels) != len(sample.labels):
             return False
         if family.kind is not MetricKind.HISTOGRAM:
-            return not isinstance(sample.value, list)
-        return isinstance(sample.value, list) and len(sample.value) == len(family.buckets) + 2
+            return _is_number(sample.value)
+        return (
+            isinstance(sample.value, list)
+            and len(sample.value) == len(family.buckets) + 2
+            and all(map(_is_number, sample.value))
+        )
 
     def _final(self, samples: Iterable[MetricSample]) -> list[MetricSample]:
         """What an ended process leaves: its counters, with its work in progress as ended."""
@@ -281,6 +285,10 @@ class MergedSamples:
         if family.kind is MetricKind.COUNTER or family.merge is GaugeMerge.SUM:
             return known + sample.value
         return max(known, sample.value) if family.merge is GaugeMerge.MAX else sample.value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _copy(value: SampleValue) -> SampleValue:

@@ -51,7 +51,7 @@ def to_pretty(record: Mapping[str, object], *, colour: bool = False) -> str:
         for key, value in record.items()
         if key != _TRACEBACK
     }
-    level = f"{cut.pop('level', ''):<8}"
+    level = f"{printable(str(cut.pop('level', ''))):<8}"
     when, event, own = (
         _local_time(str(cut.pop("ts", ""))),
         printable(str(cut.pop("event", ""))),
@@ -125,5 +125,5 @@ def _format_value(value: object) -> str:
 def _local_time(ts: str) -> str:
     try:
         return datetime.fromisoformat(ts).astimezone().strftime("%H:%M:%S.%f")[:-3]
-    except ValueError:
+    except (ValueError, OverflowError):
         return printable(ts)

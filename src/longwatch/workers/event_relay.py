@@ -28,6 +28,7 @@ from longwatch.observe.event_log import EventLog, LogSink, Record
 
 CAPACITY_BYTES = 256 * 1024
 """Records that wait for the parent."""
+_REQUIRED_TEXTS = ("ts", "level", "event")
 _FIRST_FIELDS = ("ts", "level", "event", "pid", "managerPid", "program")
 
 
@@ -84,6 +85,8 @@ def relayed_records(message: Mapping[str, Any], *, program: str) -> Iterator[Rec
     for line in str(message["lines"]).split("\n"):
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("event"), str):
+            if isinstance(record, dict) and all(
+                isinstance(record.get(name), str) for name in _REQUIRED_TEXTS
+            ):
                 found = {**record, "program": program, "managerPid": os.getpid()}
                 yield {**{name: found.get(name) for name in _FIRST_FIELDS}, **found}
