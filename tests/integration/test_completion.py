@@ -109,3 +109,28 @@ def test_the_command_prints_the_script_with_every_command(shell_name: str) -> No
     assert completion_script(shell_name, root) == done.stdout
     assert "longwatch mailbox dead replay" in done.stdout
     assert "@" not in done.stdout.replace('"$@"', "").replace("'@'", "")
+
+
+def test_names_of_log_files_are_never_run(tmp_path: Path) -> None:
+    """A directory that came from elsewhere may have any files."""
+    logs = tmp_path / ".longwatch" / "logs"
+    logs.mkdir(parents=True)
+    for name in ("$(touch ran)", "`touch ran`", "web-1"):
+        (logs / f"{name}.log").touch()
+    (tmp_path / "script").write_text(completion_script("bash", get_command(app)))
+    complete = (
+        '. ./script; COMP_WORDS=(longwatch status ""); COMP_CWORD=2; _longwatch; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    found = subprocess.run(
+        ["bash", "--norc", "-c", complete],
+        cwd=tmp_path,
+        env=clean_environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+    assert ["web-1"] == found.stdout.split()
+    assert not (tmp_path / "ran").exists()

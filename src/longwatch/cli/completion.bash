@@ -27,7 +27,8 @@ _longwatch_given() {
     done
 }
 
-# The programs that have a log in the state directory, or a table in the configuration file.
+# The programs that have a log in the state directory, or a table in the configuration file. Other
+# files are left out: `compgen -W` runs what is in $(…) in their names.
 _longwatch_names() {
     local config state log
     config=$(_longwatch_given --config)
@@ -40,7 +41,7 @@ _longwatch_names() {
     fi
     for log in "${state:-.longwatch}"/logs/*.log; do
         log=${log##*/}
-        [[ $log != '*.log' && $log != watchdog.log ]] && printf '%s\n' "${log%.log}"
+        [[ $log == *[!A-Za-z0-9._-]* || $log == watchdog.log ]] || printf '%s\n' "${log%.log}"
     done
     if [[ -r $config ]]; then
         sed -nE 's/^\[(program|worker|container)\."?([A-Za-z0-9_-]+)"?\][[:space:]]*(#.*)?$/\2/p' "$config"
