@@ -123,3 +123,13 @@ def test_a_damaged_record_does_not_end_the_reading(tmp_path: Path) -> None:
     history.refresh()
 
     assert ["even", "odd"] == names(history)
+
+
+def test_a_line_of_many_blocks_is_read_like_any_other(tmp_path: Path) -> None:
+    long = line("long", text="a" * 1_000_000)
+    log_of(tmp_path).write_text(line("first") + long + line("last"))
+    history = EventHistory(tmp_path)
+    history.refresh()
+
+    assert ["last", "long", "first"] == names(history)
+    assert 1_000_000 == len(history.records(text="long")[0]["text"])

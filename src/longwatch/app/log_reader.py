@@ -272,13 +272,17 @@ def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
     if end == 0:
         return
     end -= 1
-    partial = b""
+    partial: list[bytes] = []  # the blocks of a line whose beginning was not read yet, last first
     while end > 0:
         begin = max(end - _BLOCK, 0)
-        partial, *lines = (os.pread(descriptor, end - begin, begin) + partial).split(b"\n")
-        yield from reversed(lines)
+        first, *lines = os.pread(descriptor, end - begin, begin).split(b"\n")
+        if lines:
+            lines[-1] = b"".join([lines[-1], *reversed(partial)])
+            yield from reversed(lines)
+            partial = []
+        partial.append(first)
         end = begin
-    yield partial
+    yield b"".join(reversed(partial))
 
 
 def _parse_record(line: bytes) -> EventRecord | None:
