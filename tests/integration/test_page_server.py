@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import threading
@@ -303,6 +304,18 @@ def test_a_supervisor_that_did_not_answer_is_asked_by_one_caller_at_a_time(
     assert not release.is_set()
     release.set()
     caller.join(60)
+
+
+def test_files_whose_names_are_not_utf_8_do_not_hide_the_others(
+    state: Path, page: ServedPage
+) -> None:
+    for folder, name in (("logs", b"\xff.log"), ("crashes", b"\xff")):
+        (state / folder / os.fsdecode(name)).write_text("x")
+    (state / "logs" / "web.log").write_text("x")
+    (state / "crashes" / "web-20260101T000000-1-a").write_text("x")
+
+    assert "/logs/web" in page.get("/logs").body
+    assert "/stacks/web-" in page.get("/workers").body
 
 
 # --- live ---

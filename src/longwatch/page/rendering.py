@@ -185,7 +185,8 @@ def byte_size(count: float | None) -> str:
 def with_query(path: str, query: Mapping[str, Any], **changes: object) -> str:
     """A path with the query of the request and some changes; None or "" removes a parameter."""
     merged = {**query, **{name: "" if value is None else value for name, value in changes.items()}}
-    text = urlencode({name: value for name, value in merged.items() if value != ""})
+    given = {name: value for name, value in merged.items() if value != ""}
+    text = urlencode(given, errors="replace")
     return f"{path}?{text}" if text else path
 
 

@@ -122,4 +122,4 @@ def match_path(pattern: str, path: str) -> dict[str, str] | None:
 
 def path_to(*segments: str) -> str:
     """The path of these segments, encoded: `/programs/a%2Fb`."""
-    return "/" + "/".join(quote(segment, safe="") for segment in segments)
+    return "/" + "/".join(quote(segment, safe="", errors="replace") for segment in segments)
