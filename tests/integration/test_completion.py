@@ -117,7 +117,7 @@ def test_names_of_log_files_are_never_run(tmp_path: Path) -> None:
     logs.mkdir(parents=True)
     for name in ("$(touch ran)", "`touch ran`", "web-1"):
         (logs / f"{name}.log").touch()
-    (tmp_path / "script").write_text(completion_script("bash", get_command(app)))
+    (tmp_path / "script").write_text(completion_script("bash", root))
     complete = (
         '. ./script; COMP_WORDS=(longwatch status ""); COMP_CWORD=2; _longwatch; '
         'printf "%s\\n" "${COMPREPLY[@]}"'
