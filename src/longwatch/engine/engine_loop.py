@@ -75,7 +75,7 @@ class EngineLoop(ABC):
         """Equal for two loops over the same store."""
 
     def store_place(self) -> dict[str, str] | None:
-        """The `url`, `name` and `kind` of where it claims from, for those who look at it; None if
+        """The `url`, `name` and `kind` of where it claims from, for reports; None if
         another process cannot open it. Opens nothing.
         """
         return self._source.locator()

@@ -218,7 +218,7 @@ class FlowClaimSource:
         return None if self._shortest_timeout() < PARENT_LEASE_SECONDS else self.place()
 
     def place(self) -> dict[str, str]:
-        """The store and its graphs, for those who look at them. Opens nothing."""
+        """The store and its graphs, for reports. Opens nothing."""
         return {
             "kind": SOURCE_KIND,
             "url": self.database.absolute_url,

@@ -5,7 +5,7 @@ It has one direction. The parent sends to a child through the child's beat page 
 long datagram is compressed: the metrics of hundreds of loops or nodes repeat the same names.
 
 Both ends are the same release, unless the package was upgraded under a running parent. So the
-parent tells its programs which `PROTOCOL` it speaks. A program that speaks another one stands
+parent names the `PROTOCOL` that it speaks. A program that speaks another one stands
 apart: it sends nothing but `apart`, and runs as if it had no parent. A worker then renews its
 leases itself. The message `apart` and the three variables stay the same in every protocol.
 """

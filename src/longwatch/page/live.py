@@ -49,7 +49,7 @@ class LiveClient:
             self._wake.set()
 
     def fail(self, reason: str) -> None:
-        """Have the client told that the page cannot be rendered at the moment."""
+        """Have a notice sent that the page cannot be rendered at the moment."""
         self._state = reason
         self._wake.set()
 
@@ -159,7 +159,7 @@ class LiveHub:
         newcomers, watched.newcomers = watched.newcomers, set()
         try:
             sections = await self._render(path)
-        except Exception as error:  # noqa: BLE001 - the clients are told, and the next round tries again
+        except Exception as error:  # noqa: BLE001 - the clients get a notice, and the next round tries again
             watched.newcomers |= newcomers
             for client in watched.clients:
                 client.fail(str(error) or type(error).__name__)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from importlib.resources import files
 from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
@@ -33,6 +31,7 @@ from longwatch.page.access import (
 )
 from longwatch.page.connections import IdleConnections
 from longwatch.page.data import PageData
+from longwatch.page.http_log import http_logger
 from longwatch.page.live import SEND_TIMEOUT, LiveClient, LiveHub, Sections
 from longwatch.page.pool import ThreadPool
 from longwatch.page.rendering import (
@@ -41,6 +40,7 @@ from longwatch.page.rendering import (
     RenderedPage,
     with_query,
 )
+from longwatch.page.static_files import StaticFiles
 from longwatch.page.stores import StoreUnavailableError
 from longwatch.page.view import (
     Action,
@@ -65,7 +65,6 @@ _MAX_NOTICES = 100
 _COOKIE_SECONDS = 30 * 86_400
 _COOKIE_PREFIX = "longwatch_page_"
 """The name of the cookie, before the port: browsers send cookies of a host to all its ports."""
-_STATIC_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; object-src 'none'; "
@@ -126,7 +125,7 @@ class PageServer:
             ],
         )
         self._hub = LiveHub(self._render_sections, clock=clock)
-        self._static = _StaticFiles()
+        self._static = StaticFiles()
         self._connections = IdleConnections(clock=clock)
         self._notices: OrderedDict[str, Notice] = OrderedDict()
         self._notice_ids = itertools.count(1)
@@ -148,7 +147,7 @@ class PageServer:
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(
             app,
-            logger=_http_logger(),
+            logger=http_logger(),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=0.1,
@@ -458,24 +457,6 @@ class PageServer:
         return self._html(self._renderer.render(view, path=path), status)
 
 
-class _StaticFiles:
-    """The files of `page/static`, read once."""
-
-    def __init__(self) -> None:
-        self._files = {
-            entry.name: entry.read_bytes()
-            for entry in (files("longwatch.page") / "static").iterdir()
-            if _suffix(entry.name) in _STATIC_TYPES
-        }
-
-    def response(self, method: str, path: str) -> web.Response | None:
-        name = path.removeprefix(STATIC_PREFIX)
-        body = self._files.get(name)
-        if body is None or method not in {"GET", "HEAD"}:
-            return None
-        return web.Response(body=body, content_type=_STATIC_TYPES[_suffix(name)], charset="utf-8")
-
-
 def _path_of(target: str) -> str:
     """The path of a path with its query; empty if it is not valid."""
     try:
@@ -487,24 +468,6 @@ def _path_of(target: str) -> str:
 def _without_zero_bytes(fields: Mapping[str, str]) -> dict[str, str]:
     """The fields as every store can compare them: PostgreSQL refuses zero bytes."""
     return {name: value.replace("\0", "") for name, value in fields.items()}
-
-
-def _http_logger() -> logging.Logger:
-    """The logger of the HTTP library. It leaves out malformed requests: anybody on this machine can
-    send them, and their first lines may contain the token.
-    """
-    logger = logging.getLogger("longwatch.page.http")
-    logger.addFilter(_is_no_malformed_request)
-    return logger
-
-
-def _is_no_malformed_request(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-def _suffix(name: str) -> str:
-    return name[name.rfind(".") :]
 
 
 async def _send_changes(client: LiveClient, response: web.StreamResponse) -> None:

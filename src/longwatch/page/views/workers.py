@@ -17,7 +17,7 @@ def workers(page: PageData, request: ViewRequest) -> View:
     number = min(request.number("page"), pages)
     saved = page.logs.stack_files()
     names = {each.name for each in saved}
-    told = {stacks_name(record): record for record in page.events.records() if stacks_name(record)}
+    known = {stacks_name(record): record for record in page.events.records() if stacks_name(record)}
     facts = {
         "control": page.control.status(),
         "workers": [
@@ -31,7 +31,7 @@ def workers(page: PageData, request: ViewRequest) -> View:
         ],
         "total": len(found),
         "saved_names": names,
-        "saved": [(each, told.get(each.name)) for each in saved[:_STACKS]],
+        "saved": [(each, known.get(each.name)) for each in saved[:_STACKS]],
         "more_saved": max(len(saved) - _STACKS, 0),
         "page": number,
         "pages": pages,
