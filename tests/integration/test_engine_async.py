@@ -213,10 +213,12 @@ def test_with_coroutines_it_keeps_the_contract_of_a_service() -> None:
 
 
 def test_a_handler_that_is_not_async_needs_no_loop() -> None:
+    before = set(threading.enumerate())
     source = FakeSource(fake_rows(1))
     with Engine(source, lambda leased, context: Settlement(leased.claim, DONE)):
         source.wait_for_settlements((1, DONE))
-        assert not any("async" in thread.name for thread in threading.enumerate())
+        started = set(threading.enumerate()) - before
+        assert not [thread for thread in started if "async" in thread.name]
 
 
 def test_exits_in_coroutines_leave_no_loop_and_no_thread_behind() -> None:

@@ -159,8 +159,16 @@ class TestWithoutANewRevision:
         worker = ManualWorker(database, payment_graph(), clock=(clock := FakeClock()))
         execution = worker.flow.start("payment", card="12345678")
         worker.run([worker.claim_one()])
+
+        def wait_for_change() -> bool:
+            """A listener that connects wakes every waiter, so a wakeup alone proves nothing."""
+            while execution.get("card") == "12345678":
+                clock.wait(waiter, None)
+                waiter.clear()
+            return True
+
         with worker.flow.waiting(execution.id, "card") as waiter:
-            waiting = BackgroundCall(lambda: clock.wait(waiter, None))
+            waiting = BackgroundCall(wait_for_change)
             clock.await_parked(1)
             worker.run([worker.claim_one()])
             assert waiting.wait()

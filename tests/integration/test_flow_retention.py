@@ -367,6 +367,13 @@ class TestPrune:
             worker.flow.prune(older_than=age)
 
 
+_MANY_EXECUTIONS = """
+INSERT INTO longwatch_executions (id, graph, version, created_at, updated_at, state, settled_at)
+SELECT number, number % 100, '1', 0, 0, 3, number FROM generate_series(1, 5000) AS number
+"""
+"""On an empty table every index costs the planner the same."""
+
+
 def plans(database: Database) -> list[str]:
     """The plans of the statements of one batch, as text."""
     removing = Retention(database, Records(database.dialect))
@@ -386,6 +393,8 @@ def plans(database: Database) -> list[str]:
     def read(tx: Transaction) -> list[str]:
         if not sqlite:
             tx.execute("SET LOCAL enable_seqscan = off")
+            tx.execute(_MANY_EXECUTIONS)
+            tx.execute("ANALYZE longwatch_executions")
         return [
             "\n".join(str(row[-1]) for row in tx.rows(explain + text, values))
             for name, text in removing._sql.items()

@@ -595,7 +595,7 @@ class TestAUrl:
         with pytest.raises(
             UsageError,
             match=r"^no store is known for 'ftp://x'; use one of memory://, postgresql://, "
-            r"redis://, rediss://, sqlite://",
+            r"redis://, redis\+sentinel://, rediss://, rediss\+sentinel://, sqlite://",
         ):
             open_mailbox("ftp://x", "letters")
 

@@ -999,7 +999,8 @@ def test_events_of_workers_are_passed_on_with_their_program_also_the_last_ones(
     rig: MonitorRig,
 ) -> None:
     def report(name: str, dropped: int = 0) -> None:
-        rig.report(pid, "events", lines=json.dumps({"event": name}) + "\n", dropped=dropped)
+        record = {"ts": "2026-11-19T00:00:00Z", "level": "info", "event": name}
+        rig.report(pid, "events", lines=json.dumps(record) + "\n", dropped=dropped)
 
     pid = 2_000_000_000
     report("early")

@@ -13,7 +13,7 @@ app = CommandGroup("db", help="Show or migrate the schema of a store.")
 @store_option
 @json_option
 def status(*, store: str, json: bool) -> None:
-    """Show the version of the schema, the lowest that may use it, and pending migrations."""
+    """Show the schema, the oldest version it allows, and migrations."""
     from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
     from longwatch.store.migrations import TOO_OLD  # noqa: PLC0415
 

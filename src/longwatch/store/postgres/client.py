@@ -248,7 +248,7 @@ class PostgresClient:
             try:
                 yield connection
             except _LOST_STATEMENTS as error:
-                if self._is_pooled:
+                if not connection.names_statements:
                     raise
                 self._is_pooled = True
                 connection.close("a pooler gives its prepared statements to others")

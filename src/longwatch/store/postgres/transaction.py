@@ -42,7 +42,7 @@ _INDEX_PLANS = {
 def _settings(values: Mapping[str, str]) -> bytes:
     """Return the statement that sets these until the end of the transaction."""
     calls = (f"set_config('{name}', '{value}', true)" for name, value in values.items())
-    return f"SELECT {', '.join(calls)}".encode()
+    return b"SELECT " + ", ".join(calls).encode()
 
 
 SETTINGS = _settings({**_TIME_LIMITS, **_INDEX_PLANS})
