@@ -12,7 +12,7 @@ import pytest
 from leaks import no_leaks
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError
-from longwatch.store.notify.listener import ChannelsToWake, NotificationListener
+from longwatch.store.notify.listener import ChannelsToWake, NotificationListener, Received
 from polling import eventually
 
 NEVER = 10_000.0
@@ -23,6 +23,7 @@ class PipeConnection:
     """A connection that is a pipe: what is written to it arrives."""
 
     def __init__(self) -> None:
+        self.is_polling_only = False
         self.fileno, self._writer = os.pipe()
         os.set_blocking(self.fileno, False)
         self.subscribed: set[str] = set()
@@ -38,13 +39,16 @@ class PipeConnection:
     def subscribe(self, channels: set[str]) -> None:
         self.subscribed = channels
 
-    def receive(self) -> ChannelsToWake:
+    def receive(self) -> Received:
         words = os.read(self.fileno, 4096).decode().split()
         if "break" in words:
             raise ConnectionError("broken")
         if "bug" in words:
             raise LookupError("a bug")
-        return words
+        return Received(
+            {word for word in words if not word.startswith("missed-")},
+            missed={word[7:] for word in words if word.startswith("missed-")},
+        )
 
     def check_alive(self) -> None:
         if not self.is_alive:
@@ -101,6 +105,48 @@ def test_a_notification_wakes_its_channel_alone(listener: PipeListener) -> None:
     assert not elsewhere.is_set()
 
 
+class ReasonRecorder(Wakeup):
+    """Records why it was woken, each reason once in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: list[str] = []
+
+    def set(self) -> None:
+        self._record("set")
+
+    def hint(self) -> None:
+        self._record("hint")
+
+    def poll(self) -> None:
+        self._record("poll")
+
+    def _record(self, reason: str) -> None:
+        if self.reasons[-1:] != [reason]:
+            self.reasons.append(reason)
+
+
+def test_a_wakeup_learns_whether_a_notification_came_or_was_missed(listener: PipeListener) -> None:
+    """The start of a connection counts as missed; so does a channel that it newly receives."""
+    wakeup = ReasonRecorder()
+    listener.listen("a", wakeup)
+    assert eventually(lambda: wakeup.reasons == ["set"])
+    listener.made[0].send("a")
+    assert eventually(lambda: wakeup.reasons == ["set", "hint"])
+    listener.made[0].send("missed-a")
+    assert eventually(lambda: wakeup.reasons == ["set", "hint", "set"])
+
+
+def test_the_wake_interval_only_polls_where_notifications_arrive() -> None:
+    listener = PipeListener(wake_interval=0.01)
+    wakeup = ReasonRecorder()
+    listener.listen("a", wakeup)
+    assert eventually(lambda: wakeup.reasons == ["set", "poll"])
+    listener.made[0].is_polling_only = True
+    assert eventually(lambda: wakeup.reasons == ["set", "poll", "set"])
+    listener.close()
+
+
 def test_a_new_channel_is_subscribed_at_once_and_stays_when_it_is_left(
     listener: PipeListener,
 ) -> None:
@@ -140,7 +186,7 @@ def test_a_busy_channel_does_not_delay_the_wake_interval_of_another() -> None:
     connection, over = listener.made[0], threading.Event()
     receive = connection.receive
 
-    def receive_and_send_again() -> ChannelsToWake:
+    def receive_and_send_again() -> Received:
         if not over.is_set():
             connection.send("busy")
         return receive()

@@ -13,8 +13,44 @@ def test_only_the_wakeups_of_a_channel_are_set() -> None:
     subscriptions.add(["c"], elsewhere)
     subscriptions.wake(["b", "x"])
     assert (True, False) == (here.is_set(), elsewhere.is_set())
-    subscriptions.wake_all()
+    subscriptions.wake(None)
     assert elsewhere.is_set()
+
+
+class CallRecorder(Wakeup):
+    """Records which of its methods were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def set(self) -> None:
+        self.calls.append("set")
+
+    def hint(self) -> None:
+        self.calls.append("hint")
+
+    def poll(self) -> None:
+        self.calls.append("poll")
+
+
+def test_a_wakeup_of_several_channels_is_called_once_and_learns_the_reason() -> None:
+    subscriptions, wakeup = Subscriptions(), CallRecorder()
+    subscriptions.add(["a", "b"], wakeup)
+    subscriptions.wake(["a", "b"])
+    subscriptions.hint(["a", "b"])
+    subscriptions.hint(None)
+    subscriptions.hint(["c"])
+    subscriptions.poll()
+    assert ["set", "hint", "hint", "poll"] == wakeup.calls
+
+
+def test_a_wakeup_is_set_for_every_reason_unless_it_overrides_that() -> None:
+    for call in (Subscriptions.poll, lambda each: each.hint(["a"])):
+        subscriptions, wakeup = Subscriptions(), Wakeup()
+        subscriptions.add(["a"], wakeup)
+        call(subscriptions)
+        assert wakeup.is_set()
 
 
 def test_a_channel_is_new_until_its_last_wakeup_is_removed() -> None:

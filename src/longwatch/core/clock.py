@@ -55,6 +55,18 @@ class Wakeup:
         if listeners:
             _call_each(listeners)
 
+    def hint(self) -> None:
+        """Report that another process may have made work. Sets the flag; a subclass may ignore some
+        of many hints, because other processes get them too.
+        """
+        self.set()
+
+    def poll(self) -> None:
+        """Report that a wake interval has passed. Sets the flag; a subclass that polls by itself
+        may ignore it.
+        """
+        self.set()
+
     def clear(self) -> None:
         """Clear the flag; later waits block again."""
         self._event.clear()

@@ -187,17 +187,15 @@ class QueueCache:
         self._due_until = -inf
 
     def listen(self, wakeup: Wakeup) -> tuple[Wakeup, Callable[[], None]]:
-        """Returns the wakeup to set on a notification, which also sets the given one, and a
-        function that ends that.
+        """Returns the wakeup to call on a notification, which passes each call on to the given
+        one, and a function that ends that.
         """
-        unsubscribe = self._notified.subscribe(wakeup.set)
         self._listeners += 1
 
         def leave() -> None:
             self._listeners -= 1
-            unsubscribe()
 
-        return self._notified, leave
+        return _InvalidatingWakeup(self._notified, wakeup), leave
 
     def invalidate(self) -> None:
         """Forget the last poll, before the next one: a later notification may be about a new
@@ -229,6 +227,29 @@ class QueueCache:
         return (
             self._listeners > 0 and not self._notified.is_set() and self._clock.monotonic() < until
         )
+
+
+class _InvalidatingWakeup(Wakeup):
+    """Invalidates a cache on each call, then passes the call on to the wakeup of an engine."""
+
+    __slots__ = ("_cache", "_engine")
+
+    def __init__(self, cache: Wakeup, engine: Wakeup) -> None:
+        super().__init__()
+        self._cache = cache
+        self._engine = engine
+
+    def set(self) -> None:
+        self._cache.set()
+        self._engine.set()
+
+    def hint(self) -> None:
+        self._cache.set()
+        self._engine.hint()
+
+    def poll(self) -> None:
+        self._cache.set()
+        self._engine.poll()
 
 
 def unselected_graphs(states: Iterable[ExecutionState], selection: RowSelection) -> set[GraphId]:

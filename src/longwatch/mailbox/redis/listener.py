@@ -14,7 +14,12 @@ from typing import Any
 from redis import exceptions as redis
 
 from longwatch.mailbox.redis.transport import PING_AFTER_IDLE, close_after_fork
-from longwatch.store.notify.listener import WAKE_INTERVAL, ChannelsToWake, NotificationListener
+from longwatch.store.notify.listener import (
+    WAKE_INTERVAL,
+    ChannelsToWake,
+    NotificationListener,
+    Received,
+)
 
 
 class RedisListener(NotificationListener):
@@ -35,6 +40,8 @@ class RedisListener(NotificationListener):
 class SubscriberConnection:
     """A connection of redis-py that is subscribed to channels."""
 
+    is_polling_only = False
+
     def __init__(self, connection: Any) -> None:
         self.fileno: int = connection._sock.fileno()  # noqa: SLF001 - redis-py has no public name for its socket
         self._connection = connection
@@ -52,7 +59,7 @@ class SubscriberConnection:
             self._connection.send_command("UNSUBSCRIBE", *old, check_health=False)
         self._channels = channels
 
-    def receive(self) -> ChannelsToWake:
+    def receive(self) -> Received:
         """Read all messages that have arrived, and return their channels. Bytes that are buffered
         in the parser or in TLS do not make the socket readable, so they are read now.
         """
@@ -60,7 +67,7 @@ class SubscriberConnection:
         while self._connection.can_read(timeout=0):
             messages.append(self._connection.read_response())
         self._received_at = time.monotonic()
-        return {channel for message in messages for channel in _channels_of(message)}
+        return Received(_channels(messages, b"message"), missed=_channels(messages, b"subscribe"))
 
     def check_alive(self) -> None:
         """Send a PING on a silent connection. Raises ConnectionError when no reply has come."""
@@ -77,6 +84,6 @@ class SubscriberConnection:
         close_after_fork(self._connection)
 
 
-def _channels_of(message: Any) -> list[str]:
-    """Return the channel that a message notifies, or whose subscription it confirms."""
-    return [message[1].decode()] if message[0] in {b"message", b"subscribe"} else []
+def _channels(messages: Iterable[Any], kind: bytes) -> set[str]:
+    """Return the channels of the messages of one kind."""
+    return {message[1].decode() for message in messages if message[0] == kind}

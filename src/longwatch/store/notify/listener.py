@@ -4,6 +4,14 @@ A notification is a hint: it says that a channel may have something new, and it 
 every subscription is also woken once every wake interval, also while the server is away. Only an
 attempt to connect that blocks delays that, by its timeout at most.
 
+A wakeup learns what has happened. Most wakeups do the same for all three:
+
+| method   | reason                                                                               |
+|----------|--------------------------------------------------------------------------------------|
+| `hint()` | another process notified a channel; other processes got that notification, too       |
+| `poll()` | a wake interval has passed, and notifications arrive                                 |
+| `set()`  | this process notified a channel, notifications were missed, or none can arrive       |
+
     not started ──first listen──► connecting ──► receiving ──close──► closed
                                    ▲      │          │
                                    └─backoff◄─error──┘
@@ -34,7 +42,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import cache
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
@@ -49,6 +57,15 @@ _CLOSE_TIMEOUT = 2.0
 
 ChannelsToWake = Collection[str] | None
 """None: every channel."""
+
+
+class Received(NamedTuple):
+    """What a connection has read."""
+
+    hinted: ChannelsToWake = ()
+    """Channels that another process has notified."""
+    missed: ChannelsToWake = ()
+    """Channels that are received from now on; their earlier notifications were missed."""
 
 
 @cache
@@ -70,6 +87,10 @@ class NotifyConnection(Protocol):
     def fileno(self) -> int:
         """The descriptor that becomes readable when a notification arrives."""
 
+    @property
+    def is_polling_only(self) -> bool:
+        """Whether no notification can ever arrive."""
+
     def start(self) -> Iterable[ChannelsToWake]:
         """Begin to receive. Yields the channels to wake for notifications that were missed or came
         meanwhile.
@@ -78,7 +99,7 @@ class NotifyConnection(Protocol):
     def subscribe(self, channels: set[str]) -> None:
         """Receive these channels and no others. Does nothing on a connection that receives all."""
 
-    def receive(self) -> ChannelsToWake:
+    def receive(self) -> Received:
         """Read the notifications that have arrived. Called when the descriptor is readable."""
 
     def check_alive(self) -> None:
@@ -119,7 +140,7 @@ class NotificationListener(ABC):
         """Make a connection; may block, may raise one of `connection_errors`."""
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
-        """Set the wakeup on every notification and once every wake interval.
+        """Call the wakeup on every notification and once every wake interval.
 
         Returns a function that ends the subscription. Raises StoreClosedError after `close`.
         """
@@ -201,14 +222,14 @@ class NotificationListener(ABC):
         self._connection = connection
         try:
             for channels in connection.start():
-                self._wake(channels)
+                self.subscriptions.wake(channels)
             backoff.succeeded()
             wake_at = time.monotonic() + self.wake_interval
             while not self._closed:
                 connection.subscribe(self.subscriptions.channels())
                 if self._receive_until(wake_at, connection, pipe):
                     connection.check_alive()
-                    self.subscriptions.wake_all()
+                    self._wake_by_interval(connection)
                     wake_at = time.monotonic() + self.wake_interval
         finally:
             self._connection = None
@@ -222,7 +243,9 @@ class NotificationListener(ABC):
         while (left := wake_at - time.monotonic()) > 0:
             ready = dict(poll.poll(left * 1000))
             if connection.fileno in ready:
-                self._wake(connection.receive())
+                received = connection.receive()
+                self.subscriptions.hint(received.hinted)
+                self.subscriptions.wake(received.missed)
             if pipe.fileno in ready:
                 pipe.clear()
                 return False
@@ -231,14 +254,14 @@ class NotificationListener(ABC):
     def _wait_before_reconnect(self, pipe: WakePipe, delay: float) -> None:
         while delay > 0 and not self._closed:
             pipe.wait(min(delay, self.wake_interval))
-            self.subscriptions.wake_all()
+            self.subscriptions.wake(None)
             delay -= self.wake_interval
 
-    def _wake(self, channels: ChannelsToWake) -> None:
-        if channels is None:
-            self.subscriptions.wake_all()
+    def _wake_by_interval(self, connection: NotifyConnection) -> None:
+        if connection.is_polling_only:
+            self.subscriptions.wake(None)
         else:
-            self.subscriptions.wake(channels)
+            self.subscriptions.poll()
 
 
 class WakePipe:
@@ -283,7 +306,7 @@ class WakePipe:
 
 
 class Subscriptions:
-    """Which wakeups to set for which channel. Every method may be called from any thread.
+    """Which wakeups to call for which channel. Every method may be called from any thread.
 
     A channel without wakeups is kept for `linger` seconds: a receiver in a loop subscribes again
     in a moment, and its connection should not unsubscribe meanwhile.
@@ -326,20 +349,28 @@ class Subscriptions:
                 del self._left_at[channel], self._by_channel[channel]
             return set(self._by_channel)
 
-    def wake(self, channels: Iterable[str]) -> None:
+    def wake(self, channels: ChannelsToWake) -> None:
         """Set the wakeups of these channels."""
-        if not self._by_channel:
-            return
-        with self._lock:
-            wakeups = [
-                wakeup for channel in channels for wakeup in self._by_channel.get(channel, ())
-            ]
-        for wakeup in wakeups:
+        for wakeup in self._wakeups(channels):
             wakeup.set()
 
-    def wake_all(self) -> None:
-        """Set every wakeup."""
-        self.wake(tuple(self._by_channel))
+    def hint(self, channels: ChannelsToWake) -> None:
+        """Pass on that another process has notified these channels."""
+        for wakeup in self._wakeups(channels):
+            wakeup.hint()
+
+    def poll(self) -> None:
+        """Pass on to every wakeup that a wake interval has passed."""
+        for wakeup in self._wakeups(None):
+            wakeup.poll()
+
+    def _wakeups(self, channels: ChannelsToWake) -> set[Wakeup]:
+        """Return the wakeups of these channels, each once although it has several channels."""
+        if not self._by_channel:
+            return set()
+        with self._lock:
+            names = self._by_channel if channels is None else channels
+            return {wakeup for name in names for wakeup in self._by_channel.get(name, ())}
 
     def __len__(self) -> int:
         """How many channels are known."""

@@ -43,6 +43,7 @@ from longwatch.store.notify.listener import (
     WAKE_INTERVAL,
     ChannelsToWake,
     NotificationListener,
+    Received,
     warn_of_polling,
 )
 
@@ -57,6 +58,8 @@ _SOCKET_NAME = re.compile(rf"[0-9a-f]{{12}}-[0-9a-f]{{8}}({re.escape(_UNFINISHED
 
 class DatagramSocket:
     """A bound datagram socket: the connection of a `DatagramListener`."""
+
+    is_polling_only = False
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -82,11 +85,12 @@ class DatagramSocket:
     def subscribe(self, channels: set[str]) -> None:
         """Does nothing: every channel arrives at this socket."""
 
-    def receive(self) -> ChannelsToWake:
+    def receive(self) -> Received:
         with suppress(BlockingIOError):
             message = self._socket.recv(MAX_DATAGRAM_BYTES)
-            return None if message == _WAKE_ALL else message.decode(errors="replace").split("\n")
-        return ()
+            is_for_all = message == _WAKE_ALL
+            return Received(None if is_for_all else message.decode(errors="replace").split("\n"))
+        return Received()
 
     def check_alive(self) -> None:
         """Raise OSError if the socket's file was removed: no sender finds it then."""

@@ -20,6 +20,7 @@ from longwatch.store.notify.listener import (
     WAKE_INTERVAL,
     ChannelsToWake,
     NotificationListener,
+    Received,
     WakePipe,
     warn_of_polling,
 )
@@ -66,6 +67,8 @@ class PostgresListener(NotificationListener):
 class PollingOnly:
     """Takes the place of a connection where none may listen: nothing is ever received."""
 
+    is_polling_only = True
+
     def __init__(self) -> None:
         self._pipe = WakePipe()
         self.fileno = self._pipe.fileno
@@ -77,8 +80,8 @@ class PollingOnly:
     def subscribe(self, channels: set[str]) -> None:
         """Does nothing."""
 
-    def receive(self) -> ChannelsToWake:
-        return ()
+    def receive(self) -> Received:
+        return Received()
 
     def check_alive(self) -> None:
         """Does nothing."""
@@ -92,6 +95,8 @@ class PollingOnly:
 
 class ListeningConnection:
     """A connection that LISTENs, from its `hello` to its `bye`."""
+
+    is_polling_only = False
 
     def __init__(
         self, connection: PostgresConnection, presence: ListenerPresence, client_id: str
@@ -111,12 +116,15 @@ class ListeningConnection:
         self._connection.sync(_after(_CONNECT_TIMEOUT))
         self._presence.start()
         yield None
-        yield self.receive()
+        yield self._receive()
 
     def subscribe(self, channels: set[str]) -> None:
         """Does nothing: every payload comes over the server's one channel."""
 
-    def receive(self) -> ChannelsToWake:
+    def receive(self) -> Received:
+        return Received(self._receive())
+
+    def _receive(self) -> ChannelsToWake:
         """Dispatch the payloads that have arrived, and those that arrive while replies are sent.
         The latter do not make the socket readable again.
         """
@@ -132,7 +140,7 @@ class ListeningConnection:
         self._silent_intervals += 1
         if self._silent_intervals >= SILENT_INTERVALS:
             self._connection.query(b"SELECT 1", (), _after(_ANSWER_TIMEOUT))
-            self.receive()
+            self._receive()
 
     def close(self) -> None:
         self._presence.stop()
