@@ -9,6 +9,7 @@ leases rows.
     blame.py        decides which counter of a row rises when a claim ends unsettled; suspects
     sweep.py        reclaims the rows of dead owners and of ended leases
     lapse_guard.py  delays the reclaim of ended leases after a step of the store's clock
+    host_lock.py    the one process of a host that looks for dead owners
     retry.py        retries a call until a deadline
     migrations.py   brings the schema up to date
     forks.py        closes inherited connections in a forked child
