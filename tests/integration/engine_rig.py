@@ -85,6 +85,7 @@ class FakeSource:
     calls: list[str] = field(default_factory=list)
     due: float | None = None
     is_paused: bool = False
+    is_shared: bool = False
     name: str = "orders"
     given_up: dict[str, list[GivenUp]] = field(default_factory=dict)
     faults: dict[str, Callable[[], object]] = field(default_factory=dict)

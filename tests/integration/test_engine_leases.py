@@ -294,6 +294,8 @@ def test_code_that_has_settled_its_row_is_not_told_that_the_lease_is_lost() -> N
 class CountingSource:
     """Any source, with its calls counted."""
 
+    is_shared = False
+
     def __init__(self, source: object) -> None:
         self._source = source
         self._changed = threading.Condition()

@@ -111,6 +111,8 @@ def test_a_claim_does_not_vouch_for_older_leases_that_are_not_settled_yet() -> N
 class FlakySource:
     """A real source that can be out, on a clock that moves its store's clock too."""
 
+    is_shared = False
+
     def __init__(self, source: object) -> None:
         self.is_down = False
         self._source = source

@@ -80,6 +80,7 @@ def test_no_more_are_counted_than_processes_can_run(parent: Parent) -> None:
     line = ParentChannel(parent.address)
     with Engine(source, lambda *_: None, policy=policy, parent=line, name="jobs"):
         assert MAX_SUSPECT_PROCESSES == parent.receive_about("suspects")["count"]
+        source.wait_for_calls("exchange", 1)
     assert {RowSelection.ORDINARY} == {*source.selections}
 
 

@@ -153,7 +153,13 @@ class ClaimSource(Protocol):
     Methods raise the errors of the store (`StoreError`). After one it is unknown whether a
     settlement was made; making it again is safe, because it is fenced. It is also unknown whether
     rows were claimed; `held` lists them.
+
+    `is_shared`: many machines may use the store, so that every idle poll and sweep counts. An idle
+    engine then answers only some of the hints (`hint_gate`) and polls rarely.
     """
+
+    @property
+    def is_shared(self) -> bool: ...
 
     def register_owner(
         self,

@@ -7,7 +7,6 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import DrainTimedOut
 from longwatch.engine.claim_source import ClaimSource, computations, emit_given_up, message_ids
@@ -15,6 +14,7 @@ from longwatch.engine.drain import DrainAction, DrainMachine, DrainState, DrainT
 from longwatch.engine.exchange_loop import ExchangeLoop
 from longwatch.engine.exclusive import ExclusiveLock
 from longwatch.engine.fetcher import Fetcher
+from longwatch.engine.hint_gate import HintGate
 from longwatch.engine.lease_renewer import LeaseRenewer
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import MAX_SUSPECT_PROCESSES, EngineContext
@@ -45,7 +45,7 @@ class EngineRun:
         self._source = source
         self._engine_context = engine_context
         self._drain = DrainMachine()
-        self._wakeup = Wakeup()
+        self._wakeup = HintGate(is_shared=source.is_shared)
         self._page, self._lease_trust = _register_owner(source, engine_context)
         self._lock_handle = exclusive_lock.register(self._wakeup.set)
         self.slot_pool = SlotPool(
@@ -63,6 +63,7 @@ class EngineRun:
             self.settler,
             self._drain,
             self._lock_handle,
+            self._wakeup,
             engine_context,
         )
         self.exchange_loop = ExchangeLoop(

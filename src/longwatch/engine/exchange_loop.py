@@ -43,6 +43,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import ClaimedRow, ClaimSource
 from longwatch.engine.drain import ENDING_STATES, DrainMachine, DrainState
 from longwatch.engine.fetcher import Fetcher, StartRow
+from longwatch.engine.hint_gate import HintGate
 from longwatch.engine.lease_audit import LeaseAudit
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import EngineContext
@@ -102,7 +103,7 @@ class ExchangeLoop:
         settler: Settler,
         fetcher: Fetcher,
         drain: DrainMachine,
-        wakeup: Wakeup,
+        wakeup: HintGate,
         page: BeatPage,
         engine_context: EngineContext,
     ) -> None:
@@ -145,7 +146,7 @@ class ExchangeLoop:
         reclaimed some.
         """
         self._audit.request(revoked=revoked)
-        self._wakeup.set()
+        self._wakeup.wake_for_audit()
 
     def report_draining(self, *, is_draining: bool) -> None:
         """Have the loop's thread report to the source whether the engine drains."""
@@ -220,7 +221,9 @@ class ExchangeLoop:
             if self._has_work():
                 self._gather_batch()
         self._urgent_wakeup.clear()
+        is_woken = self._wakeup.is_set()
         self._wakeup.clear()
+        self._fetcher.note_wake(is_woken=is_woken, has_news=self._wakeup.take_news())
 
     def _has_work(self) -> bool:
         return self._settler.has_work or bool(self._reservations.delivered)

@@ -9,16 +9,24 @@ When the next claim is due
                                     of these rows may be finished by then. One exchange then settles
                                     it and claims.
     it found no row                 when the source notifies, or a delayed row is due
+
+In a store that many machines share, an idle engine asks the store as rarely as it can. It learns
+the time of the next delayed row only after it was woken or has claimed rows: a notification may be
+about a row that is delayed. After a poll it asks for nothing more. The engine that has the sweep
+turn of the queue frees every row in time (`store.sweep_turns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from longwatch.core.backoff import Backoff, BackoffPolicy
+from longwatch.core.jitter import random_fraction
 from longwatch.engine.claim_source import ClaimedRow, ClaimSource, ExchangeResult
 from longwatch.engine.drain import DrainMachine, DrainState
 from longwatch.engine.exclusive import ExclusiveLockHandle, ExclusiveRows
+from longwatch.engine.hint_gate import HintGate
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import MAX_BATCH, EngineContext
 from longwatch.engine.poll_budget import PollBudget
@@ -30,6 +38,8 @@ from longwatch.engine.source_call import SourceCall
 from longwatch.store.claims import Claim
 
 StartRow = Callable[[ClaimedRow], None]
+_POLL_JITTER = 0.2
+"""Fraction by which a poll of a shared store may come sooner."""
 
 
 class Fetcher:
@@ -45,6 +55,7 @@ class Fetcher:
         settler: Settler,
         drain: DrainMachine,
         lock_handle: ExclusiveLockHandle,
+        hint_gate: HintGate,
         engine_context: EngineContext,
     ) -> None:
         policy, clock = engine_context.policy, engine_context.clock
@@ -55,7 +66,9 @@ class Fetcher:
         self._settler = settler
         self._drain = drain
         self._lock_handle = lock_handle
+        self._hint_gate = hint_gate
         self._policy = policy
+        self._clock = clock
         self._prefetch = Prefetch(policy.slots, maximum=policy.max_prefetch)
         self._poll_budget = (
             None
@@ -68,6 +81,12 @@ class Fetcher:
         self._claim_again_in: float | None = 0.0
         self._rests_without_capacity = False
         self._due_call = SourceCall("next_due", engine_context)
+        self._is_audit_only = False
+        self._poll_at = -inf
+        """In a shared store: when to claim without another reason."""
+        self._is_due_unknown = True
+        self._due_at = inf
+        """In a shared store: when the next delayed row is due, as far as this engine has asked."""
         self._due_backoff = Backoff(
             BackoffPolicy(initial=min(0.001, policy.poll_interval), cap=policy.poll_interval)
         )
@@ -94,7 +113,7 @@ class Fetcher:
         """
         if self._claim_again_in is not None and self.capacity():
             return self._claim_again_in
-        timeouts = [self._policy.poll_interval]
+        timeouts = [self._poll_seconds()]
         if not self._slot_pool.waiting.empty():
             timeouts.append(PREFETCH_SECONDS)
         if self._exclusive_rows.has_waiting:
@@ -106,15 +125,45 @@ class Fetcher:
                 timeouts.append(self._poll_budget.time_left())
         return min(timeouts)
 
+    def note_wake(self, *, is_woken: bool, has_news: bool) -> None:
+        """Take into account why the next cycle runs. With news, a row may have become ready or
+        delayed. An engine without rows that was woken without news was woken for an audit, and
+        claims nothing from a shared store.
+        """
+        self._is_due_unknown = self._is_due_unknown or has_news
+        self._is_audit_only = self._source.is_shared and is_woken and not has_news
+
+    def _poll_seconds(self) -> float:
+        if not self._source.is_shared:
+            return self._policy.poll_interval
+        return max(self._poll_at - self._clock.monotonic(), 0.0)
+
+    def _postpone_poll(self) -> None:
+        jitter = 1 - _POLL_JITTER * random_fraction()
+        self._poll_at = self._clock.monotonic() + self._policy.shared_poll_interval * jitter
+
     def _time_until_due(self) -> float:
         """Return the seconds until a delayed row is due. If a due row was not claimed (paused, or
         claimed by another worker), back off.
         """
+        if self._source.is_shared:
+            return self._time_until_due_if_known()
         due = self._due_call.run(self._source.next_due)
         if due is None or due > 0:
             self._due_backoff.succeeded()
             return self._policy.poll_interval if due is None else due
         return self._due_backoff.failed(lasted=0.0)
+
+    def _time_until_due_if_known(self) -> float:
+        """Return the seconds until a delayed row is due, infinity if this engine knows of none. A
+        due row that was not claimed here is left to the next sweep.
+        """
+        now = self._clock.monotonic()
+        if self._is_due_unknown or now >= self._due_at:
+            due = self._due_call.run(self._source.next_due)
+            self._is_due_unknown = bool(self._due_call.retry_in)
+            self._due_at = inf if due is None or due <= 0 else now + due
+        return self._due_at - now
 
     # --- how many to claim ---
 
@@ -133,6 +182,10 @@ class Fetcher:
 
     def claim_limit(self) -> int:
         """Return how many rows to claim in this exchange."""
+        is_audit_only, self._is_audit_only = self._is_audit_only, False
+        if is_audit_only and self._claim_again_in is None and not self._holds_rows:
+            return 0
+        self._postpone_poll()
         limit = min(self.capacity(), MAX_BATCH)
         return limit if limit and self._lock_handle.acquire_shared() else 0
 
@@ -141,6 +194,9 @@ class Fetcher:
         claimed = len(result.claimed)
         if limit and self._poll_budget is not None:
             self._poll_budget.record(claimed)
+        if limit:
+            self._hint_gate.record_claim(has_found=claimed > 0)
+        self._is_due_unknown = self._is_due_unknown or claimed > 0
         if result.is_queue_empty or not claimed:
             self._claim_again_in = None
         else:
@@ -165,7 +221,7 @@ class Fetcher:
 
     def dispatch(self, claimed: Sequence[ClaimedRow], requested_at: float, start: StartRow) -> None:
         """Hold these rows and start them. An exclusive row waits until nothing else runs."""
-        if claimed and not (self.held or self._settler.unsettled):
+        if claimed and not self._holds_rows:
             self._lease_trust.record_grant(requested_at)
         for each in claimed:
             self.held.add(each.claim)
@@ -174,6 +230,10 @@ class Fetcher:
             else:
                 start(each)
         self.start_exclusive()
+
+    @property
+    def _holds_rows(self) -> bool:
+        return bool(self.held or self._settler.unsettled)
 
     def forget(self, finished: Sequence[FinishedRow]) -> None:
         """Stop holding these rows, and record their durations."""

@@ -41,6 +41,9 @@ class EnginePolicy:
     `settle_batch`       the number of finished rows that are settled without that delay
     `sweep_interval`     time between two searches for dead owners and lapsed leases
     `poll_interval`      time between two searches for rows, in case a notification was lost
+    `shared_poll_interval`
+                         the same in a store that many machines share; up to a fifth shorter at
+                         random, so that engines that started together do not poll together
     `stale_after`        after this long without a heartbeat of its code, the lease of a row is no
                          longer renewed; None: it is renewed as long as the process lives
     `exclusive_timeout`  how long a row that has to run alone waits for the others to end; then it
@@ -63,6 +66,7 @@ class EnginePolicy:
     settle_batch: int = 100
     sweep_interval: float = 0.5
     poll_interval: float = 1.0
+    shared_poll_interval: float = 1.0
     stale_after: float | None = None
     exclusive_timeout: float = 10.0
     cancel_grace: float = 1.0
@@ -84,7 +88,12 @@ class EnginePolicy:
         for name in ("settle_delay", "cancel_grace", "poll_wait"):
             value = getattr(self, name)
             _require(name, value, isfinite(value) and value >= 0, "a number of seconds from 0 up")
-        for name in ("sweep_interval", "poll_interval", "exclusive_timeout"):
+        for name in (
+            "sweep_interval",
+            "poll_interval",
+            "shared_poll_interval",
+            "exclusive_timeout",
+        ):
             value = getattr(self, name)
             _require(name, value, isfinite(value) and value > 0, "a number of seconds above 0")
         _require(

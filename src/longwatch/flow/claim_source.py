@@ -96,6 +96,10 @@ class FlowClaimSource:
 
     # --- engine.ClaimSource ---
 
+    @property
+    def is_shared(self) -> bool:
+        return self.database.is_shared
+
     def register_owner(
         self,
         incarnation: Incarnation,

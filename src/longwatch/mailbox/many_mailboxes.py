@@ -173,6 +173,10 @@ class ManyMailboxes:
 
     # --- engine.ClaimSource ---
 
+    @property
+    def is_shared(self) -> bool:
+        return self.database.is_shared
+
     def register_owner(
         self,
         incarnation: Incarnation,

@@ -88,6 +88,8 @@ class MemoryStore:
 class MemoryBackend:
     """One queue of a memory store."""
 
+    is_shared = False
+
     def __init__(
         self, store: MemoryStore, name: str, *, limits: MailboxLimits | None = None
     ) -> None:

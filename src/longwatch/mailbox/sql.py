@@ -64,6 +64,10 @@ class SqlBackend:
 
     # --- engine.ClaimSource ---
 
+    @property
+    def is_shared(self) -> bool:
+        return self.database.is_shared
+
     def register_owner(
         self,
         incarnation: Incarnation,

@@ -72,6 +72,8 @@ _UNKNOWN_OWNER = RedisOwner()
 class RedisBackend:
     """One mailbox of a Redis store."""
 
+    is_shared = False
+
     def __init__(
         self, store: RedisStore, name: str, *, limits: MailboxLimits | None = None
     ) -> None:
