@@ -24,6 +24,7 @@ class PipeConnection:
 
     def __init__(self) -> None:
         self.is_polling_only = False
+        self.came_meanwhile = Received()
         self.fileno, self._writer = os.pipe()
         os.set_blocking(self.fileno, False)
         self.subscribed: set[str] = set()
@@ -50,9 +51,10 @@ class PipeConnection:
             missed={word[7:] for word in words if word.startswith("missed-")},
         )
 
-    def check_alive(self) -> None:
+    def check_alive(self) -> Received:
         if not self.is_alive:
             raise ConnectionError("silent")
+        return self.came_meanwhile
 
     def close(self) -> None:
         assert not self.is_closed
@@ -135,6 +137,16 @@ def test_a_wakeup_learns_whether_a_notification_came_or_was_missed(listener: Pip
     assert eventually(lambda: wakeup.reasons == ["set", "hint"])
     listener.made[0].send("missed-a")
     assert eventually(lambda: wakeup.reasons == ["set", "hint", "set"])
+
+
+def test_what_came_with_the_reply_of_a_silent_server_is_a_hint() -> None:
+    listener = PipeListener(wake_interval=0.01)
+    wakeup = ReasonRecorder()
+    listener.listen("a", wakeup)
+    assert eventually(lambda: wakeup.reasons == ["set", "poll"])
+    listener.made[0].came_meanwhile = Received({"a"})
+    assert eventually(lambda: wakeup.reasons[:3] == ["set", "poll", "hint"])
+    listener.close()
 
 
 def test_the_wake_interval_only_polls_where_notifications_arrive() -> None:

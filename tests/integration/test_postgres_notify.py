@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from itertools import takewhile
 from typing import Any
@@ -17,7 +18,6 @@ from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.mailbox import open_mailbox
-from longwatch.store.postgres import presence
 from longwatch.store.postgres.connection import PostgresConnection
 from longwatch.store.postgres.database import PostgresDatabase
 from longwatch.store.postgres.listener import PostgresListener
@@ -98,18 +98,15 @@ def test_a_listener_of_the_same_process_is_woken_before_write_returns(two: Two) 
     assert wakeup.is_set()
 
 
-def test_what_a_process_said_itself_it_does_not_hear_again(two: Two) -> None:
+def test_a_process_does_not_receive_its_own_notifications(two: Two) -> None:
     here, there = two
     mine, theirs, after = listen_on(here, "x"), listen_on(there, "x"), Wakeup()
     here.listen("after", after)
-    for _ in range(2):  # the greeting of the second listener may wake all in the first round
-        theirs.clear()
-        after.clear()
-        notify(here, "x")
-        mine.clear()
-        assert theirs.block(TIMEOUT)
-        notify(there, "after")
-        assert after.block(TIMEOUT)
+    notify(here, "x")
+    mine.clear()
+    assert theirs.block(TIMEOUT)
+    notify(there, "after")
+    assert after.block(TIMEOUT)
     assert not mine.is_set()
 
 
@@ -131,23 +128,22 @@ def test_nothing_is_announced_that_was_not_committed(two: Two) -> None:
     assert not wakeup.is_set()
 
 
-def test_who_could_not_commit_owes_no_hint(two: Two) -> None:
+def test_a_failed_commit_defers_the_notifications_of_earlier_commits_alone(two: Two) -> None:
     here, _ = two
-    owed: list[str] = []
-    hints = here._open()._throttle
-    hints._min_interval = 60.0
-    hints.defer = owed.extend  # type: ignore[method-assign,assignment] # any collection will do
+    deferred: list[str] = []
+    throttle = here._open()._throttle
+    throttle.take_due = {"earlier"}.union  # type: ignore[method-assign,assignment]
+    throttle.defer = deferred.extend  # type: ignore[method-assign,assignment] # any collection will do
 
     def fail(tx: Any) -> None:
         tx.notify("x")
         tx.defer_many("INSERT INTO nowhere SELECT unnest(:name::text[])", [{"name": "a"}])
 
-    notify(here, "x")
     with pytest.raises(psycopg.errors.UndefinedTable):
         here.write(fail)
-    assert [] == owed
+    assert ["earlier"] == deferred
     notify(here, "x")
-    assert ["x"] == owed
+    assert ["earlier"] == deferred
 
 
 def test_the_last_of_many_announcements_is_heard_too(two: Two) -> None:
@@ -250,134 +246,120 @@ def test_while_nobody_can_be_reached_listeners_are_woken_and_the_tries_become_ra
         assert len(tries) <= 4
 
 
-class TestAlone:
-    """Where no other process listens."""
-
-    @pytest.fixture(autouse=True)
-    def sure(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(presence, "DISCOVERY_SECONDS", 0.0)
+class TestPayloads:
+    """What leaves the process, as a connection of the test receives it."""
 
     @pytest.fixture
-    def told(self, url: str) -> Iterator[Callable[[], list[str]]]:
-        """What leaves the process from now on, words between ears left out; as heard by one of
-        whom it does not know.
-        """
+    def sent(self, url: str) -> Iterator[Callable[[], list[str]]]:
+        """The channels of each payload since the last call."""
         with psycopg.connect(url, autocommit=True) as spy:
             spy.execute("LISTEN longwatch")
 
-            def told() -> list[str]:
+            def sent() -> list[str]:
                 spy.execute("SELECT pg_notify('longwatch', 'end')")
                 payloads = iter(each.payload for each in spy.notifies(timeout=TIMEOUT))
-                return [
-                    payload.partition("/")[2]
-                    for payload in takewhile("end".__ne__, payloads)
-                    if "/" in payload
-                ]
+                return [payload.partition("/")[2] for payload in takewhile("end".__ne__, payloads)]
 
-            yield told
+            yield sent
 
-    def test_nobody_is_told(self, two: Two, told: Callable[[], list[str]]) -> None:
-        here, _ = two
-        listen_on(here, "x")
-        notify(here, "x")
-        assert [] == after(here, told)
-
-    def test_who_does_not_listen_tells_everything(
-        self, two: Two, told: Callable[[], list[str]]
+    def test_processes_that_begin_and_cease_to_listen_send_none(
+        self, url: str, sent: Callable[[], list[str]]
     ) -> None:
-        notify(two[0], "x")
-        assert ["x"] == after(two[0], told)
+        """The start of a fleet costs no notification: processes do not know of each other."""
+        with ExitStack() as databases:
+            for _ in range(3):
+                listen_on(databases.enter_context(PostgresDatabase(url)), "x")
+        assert [] == sent()
 
-    def test_a_user_s_commit_tells_nothing_and_notify_tells_it(
-        self, two: Two, told: Callable[[], list[str]], url: str
+    def test_a_commit_sends_one_for_all_its_channels(
+        self, two: Two, sent: Callable[[], list[str]]
+    ) -> None:
+        notify(two[0], "x", "y")
+        assert ["x\ny"] == after(two[0], sent)
+
+    def test_commits_within_the_interval_share_one(
+        self, two: Two, sent: Callable[[], list[str]]
+    ) -> None:
+        here, _ = two
+        here._open()._throttle._min_interval = 60.0
+        for channel in ("a", "b", "c", "b"):
+            notify(here, channel)
+        here._open()._throttle.close()
+        assert ["a", "b\nc"] == sent()
+
+    def test_a_user_s_commit_sends_none_and_notify_sends_it(
+        self, two: Two, sent: Callable[[], list[str]], url: str
     ) -> None:
         """The server makes commits with a NOTIFY wait for each other."""
         mailbox = open_mailbox(two[0], "work", int)
         mailbox.stats()
-        told()
+        sent()
         with psycopg.connect(url) as connection:
             mailbox.send(1, tx=connection)
-        assert [] == after(two[0], told)
+        assert [] == after(two[0], sent)
         mailbox.notify()
-        assert eventually(lambda: told() == ["work"])
+        assert eventually(lambda: sent() == ["work"])
 
-    def test_who_begins_to_listen_is_told_from_then_on_and_looks_once_more(self, two: Two) -> None:
+    def test_more_channels_than_fit_wake_every_channel_of_other_processes(self, two: Two) -> None:
         here, there = two
-        listen_on(here, "x")
-        wakeup, wakes = Wakeup(), list[None]()
-        wakeup.subscribe(lambda: wakes.append(None))
-        there.listen("x", wakeup)
-        assert eventually(lambda: len(wakes) == 2)  # it listens, and it is answered
-        notify(here, "x")
-        assert eventually(lambda: len(wakes) == 3)
+        wakeup = listen_on(there, "another")
+        notify(here, *(f"{number:0200}" for number in range(200)))
+        assert wakeup.block(TIMEOUT)
 
-    def test_who_listens_no_more_is_told_no_more(
-        self, two: Two, told: Callable[[], list[str]]
+
+class TestThrottle:
+    def test_the_first_is_due_and_later_ones_are_collected_for_the_thread(self) -> None:
+        sent: list[set[str]] = []
+        has_sent = threading.Event()
+
+        def send(channels: AbstractSet[str]) -> None:
+            sent.append(set(channels))
+            has_sent.set()
+
+        throttle = NotifyThrottle(send, min_interval=0.05)
+        assert {"a"} == throttle.take_due({"a"})
+        assert [set(), set()] == [throttle.take_due({"a"}), throttle.take_due({"a", "b"})]
+        for channels in ({"a"}, {"b"}, {"a"}):
+            throttle.defer(channels)
+        assert has_sent.wait(TIMEOUT)
+        throttle.close()
+        assert [{"a", "b"}] == sent
+
+    def test_a_commit_after_the_interval_takes_the_deferred_ones_along(
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        here, there = two
-        listen_on(here, "x")
-        listen_on(there, "x")
-        presence = here._open()._listener.presence
-        assert eventually(lambda: presence.may_have_peers)
-        there.close()
-        assert eventually(lambda: not presence.may_have_peers)
-        notify(here, "x")
-        assert [] == after(here, told)
+        monkeypatch.setattr(NotifyThrottle, "_start_thread", lambda _: None)
+        throttle = NotifyThrottle(lambda _: None, min_interval=1e9)
+        assert {"a"} == throttle.take_due({"a"})
+        throttle.defer({"b"})
+        throttle._notified_at = -1e9
+        assert {"b", "c"} == throttle.take_due({"c"})
+        throttle._notified_at = -1e9
+        assert {"d"} == throttle.take_due({"d"})
 
+    def test_deferred_ones_are_sent_at_close(self) -> None:
+        sent: list[set[str]] = []
+        throttle = NotifyThrottle(lambda each: sent.append(set(each)), min_interval=1e9)
+        assert [{"a"}, set()] == [throttle.take_due({"a"}), throttle.take_due({"a"})]
+        throttle.defer({"a"})
+        throttle.close()
+        throttle.close()
+        assert [{"a"}] == sent
 
-class TestNotifications:
-    def test_are_told_at_once_then_owed_until_the_gap_is_over_and_told_once(self) -> None:
-        told: list[list[str]] = []
-        heard = threading.Event()
+    def test_those_that_cannot_be_sent_are_lost_and_the_next_are_sent(self) -> None:
+        has_tried = threading.Event()
+        sent: list[AbstractSet[str]] = []
 
-        def tell(channels: list[str]) -> None:
-            told.append(channels)
-            heard.set()
+        def send(channels: AbstractSet[str]) -> None:
+            sent.append(channels)
+            has_tried.set()
+            if len(sent) == 1:
+                raise StoreUnreachableError("away")
 
-        hints = NotifyThrottle(tell, min_interval=0.05)
-        assert ["a"] == hints.take_due({"a"})
-        assert [[], [], ["b"]] == [
-            hints.take_due({"a"}),
-            hints.take_due({"a"}),
-            hints.take_due({"a", "b"}),
-        ]
-        for _ in range(2):
-            hints.defer({"a"})
-        assert heard.wait(TIMEOUT)
-        hints.close()
-        assert [["a"]] == told
-
-    def test_that_are_owed_are_told_when_it_is_closed(self) -> None:
-        told: list[list[str]] = []
-        hints = NotifyThrottle(told.append, min_interval=1e9)  # longer than any machine has been up
-        assert [["a"], []] == [hints.take_due({"a"}), hints.take_due({"a"})]
-        hints.defer({"a"})
-        hints.close()
-        hints.close()
-        assert [["a"]] == told
-
-    def test_that_cannot_be_told_are_lost_and_the_next_are_told(self) -> None:
-        heard = threading.Event()
-        told: list[list[str]] = []
-
-        def tell(channels: list[str]) -> None:
-            told.append(channels)
-            heard.set()
-            if len(told) == 1:
-                raise StoreUnreachableError("nobody")
-
-        hints = NotifyThrottle(tell, min_interval=0.01)
+        throttle = NotifyThrottle(send, min_interval=0.01)
         for expected in (1, 2):
-            heard.clear()
-            while hints.take_due({"a"}):
-                pass
-            hints.defer({"a"})
-            assert heard.wait(TIMEOUT)
-            assert expected <= len(told)
-        hints.close()
-
-    def test_of_channels_that_fell_silent_are_forgotten(self) -> None:
-        hints = NotifyThrottle(lambda _: None, min_interval=0.0)
-        for number in range(3000):
-            hints.take_due({str(number)})
-        assert len(hints._notified_at) <= 1001
+            has_tried.clear()
+            throttle.defer({"a"})
+            assert has_tried.wait(TIMEOUT)
+            assert expected <= len(sent)
+        throttle.close()

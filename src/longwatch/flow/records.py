@@ -349,6 +349,9 @@ def notify_workers(tx: Transaction, graph_ids: Iterable[GraphId]) -> None:
 
 
 def _notify_changed(tx: Transaction, state: ExecutionState) -> None:
+    """Notify the callers that wait for these changes; none can wait for a new execution."""
+    if state.changes is None:
+        return
     for node in state.changed_nodes:
         tx.notify(change_channel(state.id, node))
     if state.affects_all_nodes:

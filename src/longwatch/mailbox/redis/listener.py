@@ -69,13 +69,14 @@ class SubscriberConnection:
         self._received_at = time.monotonic()
         return Received(_channels(messages, b"message"), missed=_channels(messages, b"subscribe"))
 
-    def check_alive(self) -> None:
+    def check_alive(self) -> Received:
         """Send a PING on a silent connection. Raises ConnectionError when no reply has come."""
         silent = time.monotonic() - self._received_at
         if silent > 2 * PING_AFTER_IDLE:
             raise redis.ConnectionError("no reply to a PING")
         if silent > PING_AFTER_IDLE and self._channels:
             self._connection.send_command("PING", check_health=False)
+        return Received()
 
     def close(self) -> None:
         self._connection.disconnect()

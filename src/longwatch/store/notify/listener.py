@@ -102,8 +102,10 @@ class NotifyConnection(Protocol):
     def receive(self) -> Received:
         """Read the notifications that have arrived. Called when the descriptor is readable."""
 
-    def check_alive(self) -> None:
-        """Called once every wake interval; raises if the other side does not reply."""
+    def check_alive(self) -> Received:
+        """Called once every wake interval. Returns what arrived meanwhile; raises if the other side
+        does not reply.
+        """
 
     def close(self) -> None: ...
 
@@ -228,7 +230,7 @@ class NotificationListener(ABC):
             while not self._closed:
                 connection.subscribe(self.subscriptions.channels())
                 if self._receive_until(wake_at, connection, pipe):
-                    connection.check_alive()
+                    self._wake_received(connection.check_alive())
                     self._wake_by_interval(connection)
                     wake_at = time.monotonic() + self.wake_interval
         finally:
@@ -243,9 +245,7 @@ class NotificationListener(ABC):
         while (left := wake_at - time.monotonic()) > 0:
             ready = dict(poll.poll(left * 1000))
             if connection.fileno in ready:
-                received = connection.receive()
-                self.subscriptions.hint(received.hinted)
-                self.subscriptions.wake(received.missed)
+                self._wake_received(connection.receive())
             if pipe.fileno in ready:
                 pipe.clear()
                 return False
@@ -256,6 +256,10 @@ class NotificationListener(ABC):
             pipe.wait(min(delay, self.wake_interval))
             self.subscriptions.wake(None)
             delay -= self.wake_interval
+
+    def _wake_received(self, received: Received) -> None:
+        self.subscriptions.hint(received.hinted)
+        self.subscriptions.wake(received.missed)
 
     def _wake_by_interval(self, connection: NotifyConnection) -> None:
         if connection.is_polling_only:

@@ -92,9 +92,10 @@ class DatagramSocket:
             return Received(None if is_for_all else message.decode(errors="replace").split("\n"))
         return Received()
 
-    def check_alive(self) -> None:
+    def check_alive(self) -> Received:
         """Raise OSError if the socket's file was removed: no sender finds it then."""
         self._path.lstat()
+        return Received()
 
     def close(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -38,6 +38,7 @@ from longwatch.store.postgres.connector import (
 )
 from longwatch.store.postgres.errors import CallTimeoutError, ConnectionLostError, first_line
 from longwatch.store.postgres.listener import PostgresListener
+from longwatch.store.postgres.notify_payload import encode_payloads
 from longwatch.store.postgres.notify_throttle import NotifyThrottle
 from longwatch.store.postgres.pool import ConnectionPool
 from longwatch.store.postgres.transaction import (
@@ -143,14 +144,13 @@ class PostgresClient:
         with self._connection(deadline) as connection:
             found = was_committed(connection, unknown.series, unknown.number, deadline)
         if found:
-            self._throttle.defer(self._remote_channels(unknown.transaction))
+            self._throttle.defer(unknown.transaction.channels)
             self._after_commit(unknown.transaction)
         return found
 
     def notify(self, channels: Collection[str]) -> None:
         """Notify channels without a commit. Other processes are notified in the background."""
-        if self._listener.presence.may_have_peers:
-            self._throttle.defer(channels)
+        self._throttle.defer(channels)
         self._listener.subscriptions.wake(channels)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
@@ -172,26 +172,22 @@ class PostgresClient:
     ) -> None:
         marker = self._markers.setdefault(connection, CommitMarker())
         marker_statement = marker.advance()
-        due = self._throttle.take_due(self._remote_channels(transaction))
-        notifications = [(NOTIFY_SQL, (self._payload(channel),)) for channel in due]
+        due = self._throttle.take_due(transaction.channels if transaction.has_written else ())
+        trailing = [*self._notifications(due), *marker.cleanup()]
         try:
-            transaction.commit(marker_statement, trailing=[*notifications, *marker.cleanup()])
-        except (ConnectionLostError, CallTimeoutError) as error:
+            transaction.commit(marker_statement, trailing=trailing)
+        except BaseException as error:
+            self._throttle.defer(due - transaction.channels)
+            if not isinstance(error, ConnectionLostError | CallTimeoutError):
+                raise
             if transaction.has_written:
                 raise CommitUnknownError(transaction, marker, result) from error
-        self._throttle.defer(self._remote_channels(transaction).difference(due))
+        self._throttle.defer(transaction.channels - due)
 
-    def _remote_channels(self, transaction: PostgresTransaction) -> frozenset[str]:
-        """Return the channels to notify in other processes.
-
-        Called before and after the commit, because a peer that starts in between has to be
-        notified, too.
-        """
-        return (
-            frozenset(transaction.channels)
-            if self._listener.presence.may_have_peers
-            else frozenset()
-        )
+    def _notifications(self, channels: Iterable[str]) -> list[tuple[bytes, tuple[str]]]:
+        """Return the statements that notify the channels in other processes."""
+        payloads = encode_payloads(self._client_id, channels)
+        return [(NOTIFY_SQL, (payload,)) for payload in payloads]
 
     def _after_commit(self, transaction: PostgresTransaction) -> None:
         for callback in transaction.callbacks:
@@ -290,15 +286,12 @@ class PostgresClient:
             connection.close()
             raise
 
-    def _notify(self, channels: list[str]) -> None:
+    def _notify(self, channels: Iterable[str]) -> None:
         deadline = Deadline.after(1.0, SystemClock())
         with self._connection(deadline) as connection:
-            for channel in channels:
-                connection.send(NOTIFY_SQL, (self._payload(channel),))
+            for statement in self._notifications(channels):
+                connection.send(*statement)
             connection.sync(deadline)
-
-    def _payload(self, channel: str) -> str:
-        return f"{self._client_id}/{channel}"
 
     def close(self) -> None:
         """Send deferred notifications, then close every connection and thread. Idempotent."""
