@@ -152,11 +152,12 @@ class TestTheListener:
         silence_connections(proxy)
         assert eventually(lambda: len(wires) == 2)
         heard: list[list[str]] = []
-        monkeypatch.setattr(
-            listener.ListeningConnection,
-            "_dispatch",
-            lambda _, payloads: heard.append(list(payloads)),
-        )
+
+        def decode(_: str, payloads: list[str]) -> set[str]:
+            heard.append(payloads)
+            return set()
+
+        monkeypatch.setattr(listener, "decode_payloads", decode)
         assert eventually(lambda: _announced(heard))
 
 
