@@ -430,6 +430,7 @@ CLAIM: dict[str, object] = {
     "limit": 100,
     "max_crashes": 3,
     "max_lost": 5,
+    "low": 0,
 }
 PLANS: dict[str, tuple[str, dict[str, object]]] = {
     "claim": ("messages_free", CLAIM),
@@ -451,6 +452,7 @@ PLANS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "renew": ("messages_leased", {"owner": 1, "lease_seconds": 1.0, "skip": []}),
+    "lowest_live": ("messages_pkey", {"queue": 1, "low": 1, "highest": 9000}),
     "promote_due": ("messages_delayed", {"queue": 1}),
     "lapsed_owners": ("messages_leased", {}),
     "lapsed_of": ("messages_leased", {"owners": [1], "limit": 100}),

@@ -99,6 +99,7 @@ class AttemptClaimer:
                 ),
             ),
             owners=database.owners,
+            scan_bounds=database.scan_bounds,
             lease_sql=LEASE_SQL[database.dialect],
         )
 

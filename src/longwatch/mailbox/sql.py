@@ -50,6 +50,7 @@ class SqlBackend:
             columns=CLAIMED_COLUMNS,
             claim_condition=_IS_NOT_PAUSED,
             owners=database.owners,
+            scan_bounds=database.scan_bounds,
         )
         self._dead_letters = SqlDeadLetters(name, self._sql, self._claims)
         self.exchanges = SqlExchange(name, self._claims, self._dead_letters)

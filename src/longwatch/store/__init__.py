@@ -6,6 +6,7 @@ leases rows.
     postgres/       a server: connections, transactions, retries
     notify/         the listener that wakes receivers, and datagrams between local processes
     claims.py       claim, renew, release, settle
+    scan_bound.py   keeps claims fast while another session holds an old snapshot
     blame.py        decides which counter of a row rises when a claim ends unsettled; suspects
     sweep.py        reclaims the rows of dead owners and of ended leases
     lapse_guard.py  delays the reclaim of ended leases after a step of the store's clock

@@ -5,13 +5,13 @@
 -- name: claim
 -- Lease the oldest free rows of the selection: the rows before the first suspect, or that suspect
 -- alone. Finds nothing while a delayed row is due, unless another transaction is freeing that row.
--- Returns rows in no order. The last column says whether the owner is registered.
+-- Reads no row below :low (`scan_bound`). Returns rows in no order. The last column says whether the owner is registered.
 WITH due AS MATERIALIZED (
     SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1 AND ready_at <= :wall_now
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ), candidates AS MATERIALIZED (
     SELECT seq, {is_suspect} AS is_suspect FROM {table}
-    WHERE queue = :queue AND lease_state = 0 AND {selected} AND {claim_condition}
+    WHERE queue = :queue AND lease_state = 0 AND seq >= :low AND {selected} AND {claim_condition}
         AND NOT EXISTS (SELECT 1 FROM due)
     ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 )
@@ -23,6 +23,19 @@ WHERE seq = ANY (ARRAY(
         OR seq < coalesce((SELECT min(seq) FROM candidates WHERE is_suspect), 9223372036854775807)
 ))
 RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owners.owner = :owner)
+
+-- name: lowest_live
+-- A number below which no row of a queue is free, delayed or leased, of at most :highest, with the
+-- transaction numbers of the snapshot (`scan_bound`). Reads at most 10,000 rows: behind them the
+-- next measurement continues. The scan ends at the first row that it looks for.
+WITH walked AS MATERIALIZED (
+    SELECT seq, queue = :queue AND lease_state BETWEEN 0 AND 2 AS is_live FROM {table}
+    WHERE seq >= :low AND seq < :highest ORDER BY seq LIMIT 10000
+)
+SELECT coalesce(
+    (SELECT seq FROM walked WHERE is_live LIMIT 1), (SELECT seq FROM walked OFFSET 9999), :highest
+), pg_snapshot_xmin(pg_current_snapshot())::text::int8,
+    pg_snapshot_xmax(pg_current_snapshot())::text::int8
 
 -- name: renew
 -- Extend every lease of an owner except those in :skip; never shortens a lease. A locked row is

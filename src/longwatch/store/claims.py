@@ -16,8 +16,9 @@ import msgspec
 
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.blame import DEFAULT_BUDGET, IS_SUSPECT_SQL, Blame, BlameBudget
-from longwatch.store.database import OwnerRegistry, Row, Transaction
+from longwatch.store.database import OwnerRegistry, Parameters, Row, Transaction
 from longwatch.store.named_sql import load_queries
+from longwatch.store.scan_bound import Measurement, ScanBound, ScanBounds
 
 NO_LIMIT = 2**62
 """A limit that no table reaches."""
@@ -105,11 +106,11 @@ _LEASE_UNTIL_SQL = {
 
 
 class Claims:
-    """Leases over one table. Keeps no state except the registry of owners.
+    """Leases over one table. Keeps no state except the registry of owners and the bounds of scans.
 
     Rows are returned as seq, owner, term, then `columns`. `claim_condition` is an SQL condition on
     `:queue`: while it is false, no row of the queue is claimed. `lease_sql` defines how rows keep
-    their leases, by default in `lease_until`.
+    their leases, by default in `lease_until`. `scan_bounds` is used on PostgreSQL (`scan_bound`).
     """
 
     def __init__(  # noqa: PLR0913 - a table and its particulars
@@ -121,6 +122,7 @@ class Claims:
         claim_condition: str = "1 = 1",
         owners: OwnerRegistry | None = None,
         lease_sql: LeaseSql | None = None,
+        scan_bounds: ScanBounds | None = None,
     ) -> None:
         names = ", ".join(("seq", "owner", "term", *columns))
         placeholders = (lease_sql or _LEASE_UNTIL_SQL[dialect]).placeholders(dialect)
@@ -140,6 +142,8 @@ class Claims:
         }
         self.sql = self._sql_by_selection[RowSelection.ANY]
         self._owners = owners or OwnerRegistry()
+        self._table = table
+        self._scan_bounds = scan_bounds or ScanBounds()
         self._takes_arrays = dialect == "postgresql"
 
     def register_owner(
@@ -206,12 +210,40 @@ class Claims:
             "max_lost": budget.max_lost,
         }
         claim = self._sql_by_selection[selection]["claim"]
-        found = transaction.rows(claim, parameters)
+        found = self._claim_from_bound(transaction, claim, parameters, queue=queue)
         if not found and self.promote_due(transaction, queue=queue):
-            found = transaction.rows(claim, parameters)
+            found = self._claim_from_bound(transaction, claim, parameters, queue=queue)
         if found and not found[0][-1]:
             self.insert_owner(transaction, owner)
         return sorted(row[:-1] for row in found)
+
+    def _claim_from_bound(
+        self, transaction: Transaction, claim: str, parameters: Parameters, *, queue: int
+    ) -> list[Row]:
+        """Run the query of a claim, on PostgreSQL from the bound of the queue on."""
+        if not self._takes_arrays:
+            return transaction.rows(claim, parameters)
+        bounds = self._scan_bounds
+        bound = bounds.of(self._table, queue)
+        low, began = bound.begin_claim(), bounds.clock.monotonic()
+        found = transaction.rows(claim, {**parameters, "low": low})
+        if not low:
+            bound.end_full_scan(bounds.clock.monotonic() - began)
+        if found and bound.has_claimed(max(row[0] for row in found)):
+            self._measure_bound(transaction, bound, queue)
+        return found
+
+    def _measure_bound(self, transaction: Transaction, bound: ScanBound, queue: int) -> None:
+        """Measure in the round trip of the commit, and record the result after it."""
+        measured: list[Row] = []
+
+        def record() -> None:
+            for row in measured:
+                bound.record(Measurement._make(row))
+
+        parameters = {"queue": queue, "low": bound.low, "highest": bound.highest}
+        transaction.defer_rows(self.sql["lowest_live"], parameters, measured.extend)
+        transaction.after_commit(record)
 
     def count_suspects(
         self,

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from longwatch.core.clock import Wakeup
 from longwatch.core.masking import mask_text
 from longwatch.errors import StoreError, UsageError
+from longwatch.store.scan_bound import ScanBounds
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -159,6 +160,7 @@ class Database(ABC):
     def __init__(self) -> None:
         self.jump = ClockJump()
         self.owners = OwnerRegistry()
+        self.scan_bounds = ScanBounds()
         self.generation = 0
         """Rises whenever the store was reopened and may be another one, and in a forked child.
         Callers must then read again what they had cached.

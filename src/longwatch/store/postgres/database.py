@@ -213,7 +213,11 @@ class PostgresDatabase(Database):
         learnt.append(translate_error(self.url, error))
         if isinstance(learnt[-1], StoreUnreachableError | StoreResetError):
             # The server that comes back may be another one, after a restore or a failover.
-            self.generation += 1
+            self._begin_generation()
+
+    def _begin_generation(self) -> None:
+        self.generation += 1
+        self.scan_bounds.clear()
 
     def _was_committed(
         self, client: PostgresClient, unknown: CommitUnknownError, deadline: Deadline
@@ -290,7 +294,7 @@ class PostgresDatabase(Database):
 
     def after_fork_in_child(self) -> None:
         client, self._client = self._client, None
-        self.generation += 1
+        self._begin_generation()
         if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None
