@@ -136,21 +136,20 @@ class Soak:
                     self.samples[name].append(found)
 
     def _read_page(self) -> None:
-        """Hold the overview open, as a browser does."""
-        link = urlsplit(self.stage.command("page", "--link"))
-        if not link.port:
-            return
-        token = parse_qs(link.query)["token"][0]
+        """Hold the overview open, as a browser does. The page may start later than the programs."""
         while not self._ends.is_set():
+            link = urlsplit(self.stage.command("page", "--link"))
             with suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection("127.0.0.1", link.port, timeout=30)
-                connection.request(
-                    "GET", "/live?path=/", headers={"Authorization": f"Bearer {token}"}
-                )
-                response = connection.getresponse()
-                while not self._ends.is_set() and (line := response.readline()):
-                    self.updates += line.startswith(b"event: sections")
+                if link.port:
+                    self._read_updates(link.port, parse_qs(link.query)["token"][0])
             time.sleep(1.0)
+
+    def _read_updates(self, port: int, token: str) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/live?path=/", headers={"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        while not self._ends.is_set() and (line := response.readline()):
+            self.updates += line.startswith(b"event: sections")
 
     # --- the report ---
 
