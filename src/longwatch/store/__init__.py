@@ -81,5 +81,7 @@ Claimable rows: states, invariants, failure cases
 
 Notify: a commit notifies the channels that its transaction named, in this process and in others. A
     notification only wakes receivers that wait, and it may get lost. So every receiver is also
-    woken once a second and polls (`notify.listener`).
+    woken once a second and polls (`notify.listener`). Processes do not know of each other. On
+    PostgreSQL a process sends at most one notification in 10 ms, for all its channels
+    (`postgres.notify_throttle`), and has one listener for each URL (`postgres.shared_clients`).
 """

@@ -32,7 +32,8 @@ def open_database(url: str, *, auto_migrate: bool = False) -> Database | None:
     """Return the SQL store that a URL names, or None for a URL of another kind. Opens nothing.
 
     A SQLite file is migrated when it is first used. So is PostgreSQL with `auto_migrate`; without
-    it, run `longwatch db migrate`.
+    it, run `longwatch db migrate`. All stores of one PostgreSQL URL share this process's
+    connections; each is closed by itself.
     """
     match split_url(url):
         case "sqlite", rest:
@@ -41,7 +42,7 @@ def open_database(url: str, *, auto_migrate: bool = False) -> Database | None:
             with require_extra("postgres", url):
                 from longwatch.store.postgres.database import PostgresDatabase  # noqa: PLC0415 - psycopg is optional
 
-                return PostgresDatabase(url, auto_migrate=auto_migrate)
+                return PostgresDatabase(url, auto_migrate=auto_migrate, shares_connections=True)
     return None
 
 

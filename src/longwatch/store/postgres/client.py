@@ -1,5 +1,5 @@
 """The connections of one process to a PostgreSQL server, and its notifications to and from other
-processes.
+processes. The databases that were opened by one URL share them (`shared_clients`).
 
 Work is tried once here. `database.py` retries it until the deadline.
 """
@@ -82,16 +82,12 @@ class CommitUnknownError(Exception):
 class PostgresClient:
     """The connections and threads of one process. Every method is thread-safe."""
 
-    def __init__(
-        self, address: ServerAddress, *, jump: ClockJump, size: int, auto_migrate: bool
-    ) -> None:
+    def __init__(self, address: ServerAddress, *, size: int) -> None:
         self.was_reached = False
         self._is_pooled = address.pooled
         """Whether a pooler lends connections for one transaction. None: not known yet."""
         self._has_warned = False
         self._address = address
-        self._jump = jump
-        self._auto_migrate = auto_migrate
         self._client_id = os.urandom(6).hex()
         self._pool = ConnectionPool(self._connect, size=size)
         self._listener = PostgresListener(self._connect_listener, client_id=self._client_id)
@@ -107,6 +103,7 @@ class PostgresClient:
         work: Callable[[Any], T],
         deadline: Deadline,
         *,
+        jump: ClockJump,
         begin: Sequence[bytes] = BEGIN_READ_WRITE,
     ) -> T:
         """Run work and commit it. Raises CommitUnknownError when the reply to the commit was
@@ -114,7 +111,7 @@ class PostgresClient:
         """
         began = time.monotonic()
         with self._connection(deadline) as connection:
-            transaction = self._transaction(connection, deadline, begin)
+            transaction = self._transaction(connection, deadline, begin, jump)
             try:
                 result = work(transaction)
                 self._commit(transaction, connection, result)
@@ -127,10 +124,10 @@ class PostgresClient:
         self._after_commit(transaction)
         return result
 
-    def read(self, work: Callable[[Any], T], deadline: Deadline) -> T:
+    def read(self, work: Callable[[Any], T], deadline: Deadline, *, jump: ClockJump) -> T:
         """Run work on one snapshot of the data. Does not wait for the end of the transaction."""
         with self._connection(deadline) as connection:
-            transaction = self._transaction(connection, deadline, BEGIN_READ_ONLY)
+            transaction = self._transaction(connection, deadline, BEGIN_READ_ONLY, jump)
             try:
                 return work(transaction)
             except psycopg.errors.ReadOnlySqlTransaction:
@@ -157,12 +154,16 @@ class PostgresClient:
         return self._listener.listen(channels, wakeup)
 
     def _transaction(
-        self, connection: PostgresConnection, deadline: Deadline, begin: Sequence[bytes]
+        self,
+        connection: PostgresConnection,
+        deadline: Deadline,
+        begin: Sequence[bytes],
+        jump: ClockJump,
     ) -> PostgresTransaction:
         return PostgresTransaction(
             connection,
             store_identity=self._address.identity,
-            jump=self._jump,
+            jump=jump,
             deadline=deadline,
             begin=begin,
         )
@@ -196,7 +197,7 @@ class PostgresClient:
 
     # --- the schema ---
 
-    def prepare(self, deadline: Deadline) -> None:
+    def prepare(self, deadline: Deadline, *, auto_migrate: bool) -> None:
         """Check the schema once per process; migrate it with `auto_migrate`."""
         if self._is_prepared:
             return
@@ -208,27 +209,27 @@ class PostgresClient:
             )
         try:
             if not self._is_prepared:
-                self._migrate(deadline)
+                self._migrate(deadline, auto_migrate=auto_migrate)
             self._is_prepared = True
         finally:
             self._prepare_lock.release()
 
-    def _migrate(self, deadline: Deadline) -> None:
+    def _migrate(self, deadline: Deadline, *, auto_migrate: bool) -> None:
         """Read the schema first: an up-to-date schema is not locked, and its user needs no right
         to change it.
         """
         known = load_migrations("postgresql")
-        found = self.read(stored_schema, deadline)
+        found = self.read(stored_schema, deadline, jump=ClockJump())
         if is_up_to_date(found, known):
             return
         require_usable_schema(found, known, store=self._address.masked_url)
-        if not self._auto_migrate:
+        if not auto_migrate:
             raise StoreLocationError(
                 f"{self._address.masked_url} is at schema {found.version} of {known[-1].version}; "
                 f"{_MIGRATE_CURE}"
             )
         try:
-            self.write(lambda transaction: _migrate(transaction, known), deadline)
+            self.write(lambda transaction: _migrate(transaction, known), deadline, jump=ClockJump())
         except (psycopg.errors.DuplicateTable, psycopg.errors.InvalidSchemaName) as error:
             raise UsageError(
                 f"{self._address.masked_url} has no schema for Longwatch's tables "
@@ -292,6 +293,10 @@ class PostgresClient:
             for statement in self._notifications(channels):
                 connection.send(*statement)
             connection.sync(deadline)
+
+    def resize_pool(self, difference: int) -> None:
+        """Allow so many connections more, or fewer if it is negative."""
+        self._pool.resize(difference)
 
     def close(self) -> None:
         """Send deferred notifications, then close every connection and thread. Idempotent."""

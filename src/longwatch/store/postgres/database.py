@@ -59,6 +59,7 @@ from longwatch.store.postgres.connector import (
 )
 from longwatch.store.postgres.errors import CallTimeoutError, is_transient, translate_error
 from longwatch.store.postgres.pool import POOL_SIZE
+from longwatch.store.postgres.shared_clients import SHARED_CLIENTS
 from longwatch.store.postgres.transaction import (
     BEGIN_OF_USER,
     BEGIN_READ_WRITE,
@@ -83,19 +84,28 @@ class PostgresDatabase(Database):
     `size` limits the connections of this process; one more is used for listening. `auto_migrate`
     migrates the schema at first use. Without it, run `longwatch db migrate`. The database is closed
     by `close`, when it is garbage collected, and when the interpreter exits. A forked child makes
-    its own connections.
+    its own connections. With `shares_connections` it uses one pool and one listener together with
+    the other such databases of its URL (`shared_clients`).
     """
 
     dialect = "postgresql"
     has_single_writer = False
     is_shared = True
 
-    def __init__(self, url: str, *, size: int = POOL_SIZE, auto_migrate: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        size: int = POOL_SIZE,
+        auto_migrate: bool = True,
+        shares_connections: bool = False,
+    ) -> None:
         self.url = url
         super().__init__()
         self._address = ServerAddress(url)
         self._size = size
         self._auto_migrate = auto_migrate
+        self._shares_connections = shares_connections
         self._open_lock = threading.Lock()
         self._client: PostgresClient | None = None
         self._finalizer: finalize[..., PostgresDatabase] | None = None
@@ -147,7 +157,9 @@ class PostgresDatabase(Database):
     def stored_schema(self, *, timeout: float = CALL_TIMEOUT) -> StoredSchema:
         """Return the schema, with version 0 if there is none. Only reads."""
         client, deadline = self._open(), Deadline.after(timeout, self._clock)
-        return self._retry(lambda: client.read(stored_schema, deadline), client, deadline)
+        return self._retry(
+            lambda: client.read(stored_schema, deadline, jump=self.jump), client, deadline
+        )
 
     def close(self) -> None:
         with self._open_lock:
@@ -170,18 +182,18 @@ class PostgresDatabase(Database):
         begin: Sequence[bytes],
         deadline: Deadline,
     ) -> T:
-        client.prepare(deadline)
+        client.prepare(deadline, auto_migrate=self._auto_migrate)
         while True:
             try:
-                return client.write(work, deadline, begin=begin)
+                return client.write(work, deadline, begin=begin, jump=self.jump)
             except CommitUnknownError as unknown:
                 if self._was_committed(client, unknown, deadline):
                     result: T = unknown.result
                     return result
 
     def _read(self, client: PostgresClient, work: Callable[[Any], T], deadline: Deadline) -> T:
-        client.prepare(deadline)
-        return client.read(work, deadline)
+        client.prepare(deadline, auto_migrate=self._auto_migrate)
+        return client.read(work, deadline, jump=self.jump)
 
     def _retry(self, attempt: Callable[[], T], client: PostgresClient, deadline: Deadline) -> T:
         """Retry until the attempt succeeds, fails for good, or the deadline passes. Translates the
@@ -278,11 +290,18 @@ class PostgresDatabase(Database):
             if self._closed.is_set():
                 raise StoreClosedError(f"{self._address.masked_url} was closed; open it again")
             if self._client is None:
-                self._client = PostgresClient(
-                    self._address, jump=self.jump, size=self._size, auto_migrate=self._auto_migrate
-                )
-                self._finalizer = finalize(self, self._client.close)
+                self._client, close = self._make_client()
+                self._finalizer = finalize(self, close)
             return self._client
+
+    def _make_client(self) -> tuple[PostgresClient, Callable[[], None]]:
+        """Return a client, and the function that closes it or releases a shared one."""
+        if self._shares_connections:
+            return SHARED_CLIENTS.acquire(
+                self.url, self._size, lambda: PostgresClient(self._address, size=0)
+            )
+        client = PostgresClient(self._address, size=self._size)
+        return client, client.close
 
     # --- forks ---
 

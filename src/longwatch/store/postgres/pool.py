@@ -71,6 +71,12 @@ class ConnectionPool:
         finally:
             self._check_in(checkout)
 
+    def resize(self, difference: int) -> None:
+        """Allow so many connections more, or fewer if it is negative."""
+        with self._changed:
+            self._size += difference
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Close the free connections. The others are closed when they are returned. Idempotent."""
         with self._changed:
