@@ -255,6 +255,22 @@ def test_a_narrow_screen_does_not_scroll_sideways(
     assert [True] * 5 == browser.run(scenario, viewport={"width": 390, "height": 800})
 
 
+def test_a_narrow_screen_shows_what_each_event_says_without_scrolling(
+    browser: Browser, served: tuple[UpProcess, PageClient]
+) -> None:
+    _, client = served
+
+    def scenario(page: Page) -> list[bool]:
+        sign_in(page, client, "/events")
+        details = page.locator("tbody td:last-child")
+        boxes = [each.bounding_box() for each in details.all()]
+        return [box is not None and 0 < box["x"] + box["width"] <= 390 for box in boxes]
+
+    fits = browser.run(scenario, viewport={"width": 390, "height": 800})
+    assert fits
+    assert all(fits)
+
+
 def test_without_the_token_there_is_a_form_for_it_and_nothing_else(
     browser: Browser, served: tuple[UpProcess, PageClient]
 ) -> None:

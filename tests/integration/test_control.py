@@ -653,12 +653,19 @@ def test_an_answer_in_pieces_is_put_together(path: Path) -> None:
         assert {"ok": True} == send_request(path, {}, timeout=TIMEOUT)
 
 
-def test_no_answer_in_time_is_told(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("stop", r"within 0\.05 s, but may still run the command; see `longwatch status`"),
+        ("status", r"within 0\.05 s: its process is stopped, or this machine is overloaded"),
+    ],
+)
+def test_no_answer_in_time_is_told(path: Path, command: str, said: str) -> None:
     with (
         fake_supervisor(path, lambda it: it.recv(1)),
-        pytest.raises(DeadlineExceededError, match=r"within 0\.05 s"),
+        pytest.raises(DeadlineExceededError, match=said),
     ):
-        send_request(path, {}, timeout=0.05)
+        send_request(path, {"do": command}, timeout=0.05)
 
 
 def test_a_supervisor_that_accepts_nobody_is_told(path: Path) -> None:

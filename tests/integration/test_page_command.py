@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from longwatch.app.page_plan import publish_address
 from longwatch.errors import TryAgainError
 from longwatch.page.command import PageOptions, _listen
 from longwatch.page.server import PageServer
@@ -127,8 +128,8 @@ class TakenPorts:
         return port
 
 
-def listen(last_taken: int, port: int | None = None) -> int:
-    options = PageOptions(state=None, port=port)
+def listen(last_taken: int, port: int | None = None, state: Path | None = None) -> int:
+    options = PageOptions(state=state, port=port)
     return asyncio.run(_listen(cast("PageServer", TakenPorts(last_taken)), options))
 
 
@@ -139,6 +140,24 @@ def test_of_the_default_ports_the_next_free_one_is_taken() -> None:
         listen(8097)
     with pytest.raises(TryAgainError, match="port 8087 is in use"):
         listen(8087, port=8087)
+
+
+def test_a_page_that_starts_again_keeps_its_port_while_that_is_free(tmp_path: Path) -> None:
+    for address, expected in [
+        ("http://127.0.0.1:8089/", 8089),
+        ("http://[::1]:8089/", 8089),
+        ("http://127.0.0.1:38089/", 8087),  # is none of the default ports
+        ("nonsense", 8087),
+    ]:
+        held = publish_address(tmp_path, address)
+        assert held is not None
+        os.close(held)
+        assert expected == listen(8086, state=tmp_path)
+    held = publish_address(tmp_path, "http://127.0.0.1:8089/")
+    assert held is not None
+    os.close(held)
+    assert 8090 == listen(8089, state=tmp_path)
+    assert 8091 == listen(8090, port=8091, state=tmp_path)
 
 
 @pytest.mark.parametrize(

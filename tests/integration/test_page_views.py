@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -118,6 +119,13 @@ class TestMailboxes:
                 assert "secret" not in html
             assert f"/mailboxes/{page.keys[0]}/jobs" in page.get("/mailboxes")
             assert "does not answer" in page.get(f"/mailboxes/{page.keys[1]}/jobs")
+
+    @pytest.mark.parametrize("path", ["/mailboxes", "/flows", "/runner"])
+    def test_a_store_that_does_not_answer_is_not_called_empty(self, path: str) -> None:
+        with running_page(f"postgresql://127.0.0.1:{free_port()}/gone") as page:
+            html = page.get(path)
+        assert "A store does not answer." in html
+        assert not re.search("no mailboxes|No store (that )?is known", html)
 
 
 def test_a_store_of_mailboxes_alone_has_no_executions_and_runs() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -166,17 +166,34 @@ def publish_address(state: Path, address: str) -> int | None:
 
 def published_address(state: Path) -> str:
     """The address of the page that runs on this directory; empty if none runs."""
+    address, is_held = _read_address(state)
+    return address if is_held else ""
+
+
+def ports_to_try(port: int | None, state: Path | None) -> Sequence[int]:
+    """The ports for a page, in order. Without a set port the port of the last page of the directory
+    comes first, so that browsers find a page that has started again.
+    """
+    if port is not None:
+        return [port]
+    ports = range(DEFAULT_PORT, LAST_PORT + 1)
+    address = "" if state is None else _read_address(state)[0]
+    last = [each for each in ports if address.rstrip("/").endswith(f":{each}")]
+    return [*last, *(each for each in ports if each not in last)]
+
+
+def _read_address(state: Path) -> tuple[str, bool]:
+    """The address of the last page of this directory, or empty; and whether that page runs."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(state / ADDRESS_FILE, flags)
     except OSError:
-        return ""
+        return "", False
     try:
-        if try_lock(descriptor, shared=True):
-            return ""  # its page has ended
-        return os.read(descriptor, _MAX_FILE_BYTES).decode(errors="replace").strip()
+        is_held = not try_lock(descriptor, shared=True)
+        return os.read(descriptor, _MAX_FILE_BYTES).decode(errors="replace").strip(), is_held
     except OSError:
-        return ""
+        return "", False
     finally:
         os.close(descriptor)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--port",
     metavar="PORT",
     type=whole_number(0, 65_535),
-    help="The port; 0: any free one. [8087, or the next free one]",
+    help="The port; 0: any free one. [the last one, or a free one from 8087 on]",
 )
 @click.option("--link", is_flag=True, help="Print the link of the page that runs, with its token.")
 def page(  # noqa: PLR0913 - one argument an option

@@ -330,8 +330,8 @@ class PageSettings(SettingsTable, frozen=True, kw_only=True):
     """`[page]`: the status page, which `longwatch up` keeps up beside its programs."""
 
     port: Port | Literal["off"] | None = None
-    """The port of the page (environment: LONGWATCH_PAGE_PORT). Not set: 8087, or the next free port
-    up to 8097. "off": there is no page.
+    """The port of the page (environment: LONGWATCH_PAGE_PORT). Not set: that of the last page, or
+    the first free port from 8087 to 8097. "off": there is no page.
     """
     host: Text = "127.0.0.1"
     """The address of that port."""

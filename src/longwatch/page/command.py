@@ -23,6 +23,7 @@ from longwatch.app.page_plan import (
     LAST_PORT,
     link_to,
     page_token,
+    ports_to_try,
     publish_address,
 )
 from longwatch.config.settings import PAGE_PROGRAM, LogSettings
@@ -48,7 +49,9 @@ _ANY_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - shown, no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOptions:
-    """What `longwatch page` shows, and where. Without a `port` the first free one of a few."""
+    """What `longwatch page` shows, and where. Without a `port`: that of the last page of the state
+    directory, or the first free one of a few.
+    """
 
     state: Path | None
     stores: Sequence[Mapping[str, str]] = ()
@@ -141,8 +144,7 @@ def _make_server(options: PageOptions, token: str, clock: Clock, events: Events)
 async def _listen(server: PageServer, options: PageOptions) -> int:
     """Start the server; returns its port. Raises TryAgainError if every port is in use."""
     chosen = options.port
-    ports = range(DEFAULT_PORT, LAST_PORT + 1) if chosen is None else [chosen]
-    for port in ports:
+    for port in ports_to_try(chosen, options.state):
         try:
             return await server.start(options.host, port)
         except OSError as error:

@@ -25,6 +25,8 @@ class NoAnswerError(TryAgainError):
     """The supervisor ended before it answered."""
 
 
+READING_COMMANDS = frozenset({"status", "usage"})
+"""Commands that change nothing."""
 _CHUNK_BYTES = 64 * 1024
 _RETRY_INTERVAL = 0.01
 _CREDENTIALS = struct.Struct("iII")
@@ -43,10 +45,7 @@ def send_request(socket: Path, request: Mapping[str, object], *, timeout: float)
             _send_line(connection, socket, json.dumps(request).encode() + b"\n", deadline)
             return _parse_response(_receive_line(connection, deadline))
         except TimeoutError:
-            raise DeadlineExceededError(
-                f"the supervisor did not answer within {timeout:g} s, but may still run the "
-                f"command; see `longwatch status`"
-            ) from None
+            raise DeadlineExceededError(_late_answer_text(request.get("do"), timeout)) from None
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoAnswerError(
                 f"no supervisor answers at {socket}: it is ending, or its socket was removed; try "
@@ -58,6 +57,13 @@ def send_request(socket: Path, request: Mapping[str, object], *, timeout: float)
             ) from None
         except ConnectionError:
             raise _disconnected_error() from None
+
+
+def _late_answer_text(command: object, timeout: float) -> str:
+    late = f"the supervisor did not answer within {timeout:g} s"
+    if command in READING_COMMANDS:
+        return f"{late}: its process is stopped, or this machine is overloaded"
+    return f"{late}, but may still run the command; see `longwatch status`"
 
 
 class ProcessWatch:

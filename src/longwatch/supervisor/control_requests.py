@@ -18,6 +18,7 @@ from longwatch.core.sanitize import printable
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UsageError
 from longwatch.host.guardian_client import GuardianClient
+from longwatch.supervisor.client import READING_COMMANDS
 from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
 from longwatch.supervisor.managed_program import ProgramStatus
 
@@ -41,8 +42,6 @@ _COMMAND_KEYS: Mapping[str, tuple[str, ...]] = {
     "reload": (),
 }
 """The keys that each command takes besides `do`."""
-_READING_COMMANDS = frozenset({"status", "usage"})
-"""Commands that change nothing, so they may omit the selection to mean all programs."""
 
 
 class ControlRequests:
@@ -149,7 +148,7 @@ def _names(request: Mapping[str, Any], command: str) -> list[str]:
         raise UsageError(f'"programs" must be a list of names, not {_shown(names)}')
     if names and everything:
         raise UsageError('expected "programs" or "all": true, got both; remove one')
-    if not names and not everything and command not in _READING_COMMANDS:
+    if not names and not everything and command not in READING_COMMANDS:
         raise UsageError(f'a {command} request needs "programs" or "all": true, got neither')
     return names
 
