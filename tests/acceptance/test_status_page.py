@@ -255,13 +255,14 @@ def test_a_narrow_screen_does_not_scroll_sideways(
     assert [True] * 5 == browser.run(scenario, viewport={"width": 390, "height": 800})
 
 
-def test_a_narrow_screen_shows_what_each_event_says_without_scrolling(
-    browser: Browser, served: tuple[UpProcess, PageClient]
+@pytest.mark.parametrize("path", ["/events", "/programs"])
+def test_a_narrow_screen_shows_each_reason_without_scrolling(
+    browser: Browser, served: tuple[UpProcess, PageClient], path: str
 ) -> None:
     _, client = served
 
     def scenario(page: Page) -> list[bool]:
-        sign_in(page, client, "/events")
+        sign_in(page, client, path)
         details = page.locator("tbody td:last-child")
         boxes = [each.bounding_box() for each in details.all()]
         return [box is not None and 0 < box["x"] + box["width"] <= 390 for box in boxes]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from event_server import EventServer, serving_events
+from page_process import ServedPage, served_page
 from polling import eventually
 from run_process import Record
 from test_up_metrics import on_port, serving, values
@@ -110,9 +111,16 @@ def test_a_run_is_once_and_in_order_in_log_metrics_and_health(tmp_path: Path) ->
     assert log.index("runner_stopped") < log.index("shutdown_complete")
 
 
-def test_the_end_of_a_program_is_once_and_in_order_in_log_metrics_and_health(
+def shown_events(page: ServedPage, program: str) -> list[str]:
+    """The events on the status page of a program, oldest first."""
+    names = re.findall(r'<td class="nowrap">(\w+)</td>', page.get(f"/programs/{program}").body)
+    return names[::-1]
+
+
+def test_the_end_of_a_program_is_once_and_in_order_in_log_metrics_health_and_status_page(
     tmp_path: Path,
 ) -> None:
+    names = ["program_started", "unexpected_exit", "restart_scheduled"]
     backoff = {"initial": 600, "cap": 600}
     web = sh("until [ -e enough ]; do sleep 0.02; done; exit 3", backoff=backoff)
     with serving(tmp_path, {"web": web}) as run:
@@ -122,6 +130,9 @@ def test_the_end_of_a_program_is_once_and_in_order_in_log_metrics_and_health(
             "/readyz", lambda reply: reply == (503, "programs: not ready: web (waiting)")
         )
         page = values(run)
+        with served_page(run.state_dir) as status_page:
+            assert eventually(lambda: names == shown_events(status_page, "web")[1:])
+            assert "exit 3" in status_page.get("/").body
         run.stop_cleanly()
     assert (1.0, 1.0, 0.0, 0.0, 0.0) == tuple(
         page[name]
@@ -134,7 +145,7 @@ def test_the_end_of_a_program_is_once_and_in_order_in_log_metrics_and_health(
         )
     )
     about_it = [each for each in run.logged_events() if each.get("program") == "web"]
-    assert ["program_started", "unexpected_exit", "restart_scheduled"] == names_of(about_it)
+    assert names == names_of(about_it)
 
 
 def test_a_runner_without_a_source_makes_up_unready_and_says_why(tmp_path: Path) -> None:
