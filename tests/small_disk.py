@@ -28,8 +28,10 @@ def small_filesystem(folder: Path, *, size: str = "2m") -> Iterator[Path]:
     place = folder / "disk"
     place.mkdir()
     mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place))
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def fill_disk(disk: Path) -> Path:

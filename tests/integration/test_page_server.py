@@ -20,6 +20,7 @@ from longwatch.page.data import ControlSource
 from longwatch.page.stores import StoreCatalog, store_key
 from page_process import TOKEN, ServedPage, served_page
 from polling import eventually
+from small_disk import fill_disk, small_filesystem
 
 PAGES = ("/", "/programs", "/containers", "/workers", "/restarts", "/events", "/logs")
 MARKUP = "<script>alert(1)</script>"
@@ -46,6 +47,19 @@ def test_every_page_answers_without_a_supervisor_and_says_that_there_is_none(
         assert (200, "text/html; charset=utf-8") == (answer.status, answer.headers["content-type"])
         assert '<nav aria-label="Pages">' in answer.body
     assert "No supervisor answers" in page.get("/").body
+
+
+def test_a_disk_without_space_is_unhealthy(tmp_path: Path) -> None:
+    with small_filesystem(tmp_path) as disk:
+        (state := disk / "state").mkdir()
+        store = StoreCatalog([f"sqlite:///{disk}/jobs.db", "sqlite:///nothing/jobs%00.db"])
+        with served_page(state) as of_state, served_page(None, store) as of_store:
+            for page in (of_state, of_store):
+                assert "free; without space" not in page.get("/").body
+            fill_disk(disk)
+            for page in (of_state, of_store):
+                assert "disk full" in page.get("/").body
+                assert "0 B free" in page.get("/").body
 
 
 def test_every_answer_forbids_frames_foreign_content_and_caches(page: ServedPage) -> None:

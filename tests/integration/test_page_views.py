@@ -120,6 +120,20 @@ class TestMailboxes:
             assert f"/mailboxes/{page.keys[0]}/jobs" in page.get("/mailboxes")
             assert "does not answer" in page.get(f"/mailboxes/{page.keys[1]}/jobs")
 
+    def test_a_store_that_cannot_be_opened_does_not_hide_the_others(
+        self, url: str, database: Database, tmp_path: Path
+    ) -> None:
+        open_mailbox(database, "jobs").send(1)
+        (tmp_path / "text.db").write_text("this is no database " * 100)
+        faulty = ("mysql://host/jobs", f"sqlite:///{tmp_path}/text.db", "sqlite:///no%00.db")
+        with running_page(url, *faulty) as page:
+            for path in ("/", "/mailboxes", "/flows", "/runner"):
+                answer = page.served.get(path)
+                assert 200 == answer.status
+                for each in faulty:
+                    assert each in answer.body
+            assert f"/mailboxes/{page.keys[0]}/jobs" in page.get("/mailboxes")
+
     @pytest.mark.parametrize("path", ["/mailboxes", "/flows", "/runner"])
     def test_a_store_that_does_not_answer_is_not_called_empty(self, path: str) -> None:
         with running_page(f"postgresql://127.0.0.1:{free_port()}/gone") as page:

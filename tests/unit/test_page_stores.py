@@ -81,6 +81,25 @@ def test_a_mistake_of_the_caller_is_no_fault_of_the_store() -> None:
     assert [] == catalog.problems()
 
 
+def test_without_input_there_is_no_mistake_of_the_caller() -> None:
+    def refuse(_: Store) -> None:
+        raise UsageError("the file is no database")
+
+    catalog = StoreCatalog([GOOD], opener=Store)
+    with pytest.raises(StoreUnavailableError, match="is no database"):
+        catalog.ask(store_key(GOOD), refuse, has_input=False)
+    assert ["the file is no database"] == [each.reason for each in catalog.problems()]
+
+
+def test_a_store_that_cannot_be_opened_is_a_fault_of_the_store() -> None:
+    def refuse(_: str) -> Store:
+        raise UsageError("there is no such kind of store")
+
+    catalog = StoreCatalog([GOOD], opener=refuse)
+    with pytest.raises(StoreUnavailableError, match="no such kind"):
+        catalog.ask(store_key(GOOD), lambda _: None)
+
+
 def test_stores_of_workers_are_found_and_no_url_shows_its_password() -> None:
     catalog = StoreCatalog([BAD], opener=Store)
     catalog.discover = lambda: [

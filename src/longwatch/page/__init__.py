@@ -35,6 +35,8 @@ Failures, and what the page shows:
 
     no supervisor answers      the reason, since when, and the last known state, marked as old
     a store does not answer    which one, since when; the other parts work
+    a store cannot be opened   the same: a faulty URL, a missing extra, a file that is no database
+    a disk is full             the overview names it among what is unhealthy
     a view takes too long      503 and what it waits for
     a huge log                 its end, from the last blocks of the file
     too many live clients      503 for the stream; the page works without it

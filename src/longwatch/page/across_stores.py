@@ -29,7 +29,9 @@ class StoreAnswer(Generic[T]):
 
 
 def ask_all(page: PageData, query: Callable[[Any], T]) -> list[StoreAnswer[T]]:
-    """Ask every store. A store that does not answer delays the others by its timeout at most."""
+    """Ask every store a query that takes nothing from a person. A store that does not answer delays
+    the others by its timeout at most.
+    """
     answers: list[StoreAnswer[T]] = [
         StoreAnswer(entry) for entry in page.stores.entries()[:MAX_STORES]
     ]
@@ -54,7 +56,7 @@ def _asking(
 ) -> Callable[[], None]:
     def ask() -> None:
         try:
-            answer.result = page.stores.ask(answer.entry.key, query)
+            answer.result = page.stores.ask(answer.entry.key, query, has_input=False)
         except StoreUnavailableError as error:
             answer.problem = _shortened(str(error), answer.entry.shown)
         except Exception as error:  # noqa: BLE001 - raised again by the caller

@@ -5,8 +5,12 @@ A part may block for a while; expensive facts belong into `PageData.cached`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote
 
 from longwatch.page.data import PageData
 from longwatch.page.program_facts import (
@@ -15,9 +19,14 @@ from longwatch.page.program_facts import (
     counts_by_health,
     problem_of,
 )
+from longwatch.page.rendering import byte_size
 from longwatch.page.store_summary import store_summary
 from longwatch.page.view import path_to
 from longwatch.page.worker_facts import worker_problem
+
+MIN_FREE_BYTES = 100 << 20
+_MIN_FREE_SHARE = 0.05
+"""A disk is short of space with less than both of these, so that a small one is not always so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +116,41 @@ def store_part(page: PageData) -> OverviewPart:
     return OverviewPart(problems)
 
 
+def disk_part(page: PageData) -> OverviewPart:
+    """The file systems of the state directory and of the SQLite stores that are short of space."""
+    found: dict[int, Problem] = {}
+    for directory in _written_directories(page):
+        with suppress(OSError, ValueError):  # there is no such directory, which others say
+            disk, device = os.statvfs(directory), directory.stat().st_dev
+            free = disk.f_bavail * disk.f_frsize
+            if free < min(MIN_FREE_BYTES, disk.f_blocks * disk.f_frsize * _MIN_FREE_SHARE):
+                found.setdefault(device, _disk_problem(directory, free))
+    return OverviewPart(tuple(found.values()))
+
+
+def _written_directories(page: PageData) -> Iterator[Path]:
+    if page.state is not None:
+        yield page.state
+    for entry in page.stores.entries():
+        kind, _, path = entry.url.partition(":///")
+        if kind == "sqlite":
+            yield Path(unquote(path)).parent
+
+
+def _disk_problem(directory: Path, free: int) -> Problem:
+    return Problem(
+        kind=BAD,
+        subject=str(directory),
+        what="disk almost full" if free else "disk full",
+        why=f"{byte_size(free)} free; without space logs, events and messages are not written",
+    )
+
+
 PARTS: tuple[Callable[[PageData], OverviewPart], ...] = (
     program_part,
     worker_part,
     content_part,
     store_part,
+    disk_part,
 )
 """In the order of the summary."""

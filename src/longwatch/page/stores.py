@@ -101,12 +101,21 @@ class StoreCatalog:
         """The store of a key. Raises NotFoundError if there is none."""
         return self._store(key).entry
 
-    def ask(self, key: str, query: Callable[[Any], T], *, timeout: float | None = None) -> T:
+    def ask(
+        self,
+        key: str,
+        query: Callable[[Any], T],
+        *,
+        timeout: float | None = None,
+        has_input: bool = True,
+    ) -> T:
         """The result of `query(store)`, made in the thread of the store. Raises
-        StoreUnavailableError if the store does not answer in time or fails, NotFoundError for an
-        unknown key. Errors that name a mistake of the caller (UsageError) pass unchanged.
+        StoreUnavailableError if the store cannot be opened, does not answer in time or fails,
+        NotFoundError for an unknown key. If the query `has_input` of a person, an error that names
+        a mistake of that person (UsageError) passes unchanged.
         """
-        return self._store(key).ask(query, self._timeout if timeout is None else timeout)
+        chosen = self._timeout if timeout is None else timeout
+        return self._store(key).ask(query, chosen, has_input=has_input)
 
     def open(self, key: str) -> Any:
         """The open store of a key, for callers that bound their own queries. It stays open."""
@@ -167,15 +176,15 @@ class _Store:
         reason = self._reason
         return StoreProblem(entry=self.entry, reason=reason, since=self._since) if reason else None
 
-    def ask(self, call: Callable[[Any], T], timeout: float) -> T:
+    def ask(self, call: Callable[[Any], T], timeout: float, *, has_input: bool) -> T:
         if not self._turn.acquire(timeout=timeout):
             raise self._unavailable(f"no answer within {timeout:g} s")
         try:
-            return self._ask(call, timeout)
+            return self._ask(call, timeout, has_input=has_input)
         finally:
             self._turn.release()
 
-    def _ask(self, call: Callable[[Any], T], timeout: float) -> T:
+    def _ask(self, call: Callable[[Any], T], timeout: float, *, has_input: bool) -> T:
         if self._running is not None and not self._running.done.is_set():
             raise self._unavailable(self._reason)
         query = self._running = _Query(call)
@@ -188,7 +197,8 @@ class _Store:
             self._reason = ""
             result: T = query.result
             return result
-        if isinstance(query.error, UsageError | NotFoundError):
+        passes = (UsageError, NotFoundError) if has_input else (NotFoundError,)
+        if self._store is not None and isinstance(query.error, passes):
             raise query.error
         raise self._unavailable(_reason(query.error))
 
