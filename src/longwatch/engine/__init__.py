@@ -5,10 +5,14 @@ The parts of one engine
                    with the source (`exchange_loop.py`). The settler keeps the settlements to make
                    (`settler.py`). The fetcher decides how many rows to claim and when, and passes
                    them to the slots (`fetcher.py`, `prefetch.py`, `poll_budget.py`).
-    slots          N threads that run user code, one row at a time each (`slot_pool.py`).
-                   `row_life.py` describes how a slot runs a row. `async def` code runs on one loop
-                   thread while its slot waits. It is cancelled there when its context is
-                   (`coroutines.py`).
+    slots          N places that run user code, one row at a time each (`slot_pool.py`).
+                   `row_life.py` describes how a slot runs a row. Each slot has a thread, unless the
+                   code is `async def`.
+    async slots    Coroutines run on one loop thread, and are cancelled there when their context is
+                   (`coroutines.py`). The slots share a few threads, which begin rows and turn the
+                   ends of coroutines into settlements (`async_slot_pool.py`, `async_slot.py`).
+                   Whether an engine is async depends on its runner: `handle` or one node is `async
+                   def`. A `def handle` that returns an awaitable keeps the thread of its slot.
     lease renewer  One thread. It renews every lease in one call, at a third of the lease, with
                    quick retries, and decides when leases are no longer trusted
                    (`lease_renewer.py`, `lease_trust.py`).
@@ -23,6 +27,7 @@ The parts of one engine
 The life of a row
     exchange_loop   claimed in an exchange, held, put into the queue of the slots
     row_life        begun (marked on the beat page) → run → ended, with its one settlement
+    async_slot      the same in three steps: begun in one thread → on the loop → ended in another
     exchange_loop   handed in → collected → settled in the next exchange
     Rows begin in the order of the source. Finished rows are settled together: a few milliseconds
     after the first of them, or when a batch is full, or at once when no row waits for a slot. A
@@ -64,6 +69,25 @@ Invariants
     7. The exchange loop never waits for user code. The lease renewer never waits for the store.
        User code waits for neither. No exception of a source or of user code ends one of these
        threads.
+    8. The loop thread runs coroutines only. No settlement, reply or event is made there, and no
+       other part of the engine waits for it, except the stop after the last row.
+    9. A slot means the same with and without a thread: a number on the beat page, a heartbeat, a
+       context. So leases, blame, stalls, drains and exclusive rows do not depend on the kind of
+       slot.
+
+What an async row looks like in each failure
+    cancelled             its task is cancelled on the loop. Code that goes on keeps its slot, and a
+                          stop waits for it until the deadline.
+    lease lost            as cancelled; its settlement becomes a release
+    no heartbeat          its slot is as old as its last beat. The watchdog ends the process. The
+                          saved stacks contain those of all tasks, each named after its row.
+    blocks the loop       all coroutines of the engine stop beating. The stack of the loop thread
+                          shows the code.
+    process killed        the beat page names the rows of all slots whose coroutines ran or were
+                          not concluded
+    loop cannot run it    the row is released with a delay, like any row that could not start
+    store does not reply  replies keep their threads. Other rows wait for a thread, and those that
+                          have not begun are released.
 
 Drain (`drain.py` is the table)
     running ⇄ draining ──stop──► stopping ──cancel──► cancelling ──► stopped

@@ -1,4 +1,4 @@
-"""Runs `async def` code on the engine's loop thread, while its slot waits.
+"""Runs `async def` code on the engine's loop thread.
 
 Also defines the results that a runner may return besides a settlement.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
@@ -20,8 +20,7 @@ from longwatch.engine.context import RowContext
 from longwatch.engine.error_policy import NotStartedError
 from longwatch.errors import CancelledError
 from longwatch.host.loop import EventLoopThread
-
-T = TypeVar("T")
+from longwatch.host.task_stacks import describe_tasks
 
 
 class CoroutineRunner:
@@ -34,13 +33,28 @@ class CoroutineRunner:
     def in_own_thread(self) -> bool:
         return self._thread.in_own_thread
 
-    def run(self, awaitable: Awaitable[T], context: RowContext) -> T:
-        """Run an awaitable on the loop thread and wait for its end. Blocks.
+    def run(self, awaitable: Awaitable[Any], context: RowContext) -> Any:
+        """Run an awaitable on the loop thread and wait for its end, as `start` does. Blocks."""
+        return self.result_of(self.start(awaitable, context), context)
 
-        It is cancelled when its context is; the call then still waits for its end. Raises
-        NotStartedError if the loop cannot run it.
+    def start(self, awaitable: Awaitable[Any], context: RowContext) -> Future[Any]:
+        """Start an awaitable on the loop thread. It is cancelled when its context is, and its
+        future is done when it has ended.
+
+        Raises NotStartedError if the loop cannot run it. The awaitable is then closed.
         """
-        future = self._submit(awaitable, context)
+        try:
+            return self._thread.spawn(_contain_exit(awaitable, context))
+        except Exception as error:
+            if (close := getattr(awaitable, "close", None)) is not None:
+                close()
+            raise NotStartedError(describe_error(error)) from error
+
+    @staticmethod
+    def result_of(future: Future[Any], context: RowContext) -> Any:
+        """Return or raise what the awaitable of `start` returned or raised. Blocks until its
+        end.
+        """
         try:
             ended = future.result()
         except FutureCancelledError:
@@ -49,16 +63,27 @@ class CoroutineRunner:
             raise ended.error
         return ended
 
-    def _submit(self, awaitable: Awaitable[T], context: RowContext) -> Future[T | _Exit]:
-        try:
-            return self._thread.spawn(_contain_exit(awaitable, context))
-        except Exception as error:
-            if (close := getattr(awaitable, "close", None)) is not None:
-                close()
-            raise NotStartedError(describe_error(error)) from error
+    def describe_tasks(self) -> str:
+        """Return the stacks of the tasks on the loop, for people; empty without tasks."""
+        loop = self._thread.current_loop()
+        return "" if loop is None else describe_tasks(loop)
 
     def stop(self, deadline: Deadline) -> bool:
         return self._thread.stop(deadline=deadline)
+
+
+def is_coroutine_function(code: object) -> bool:
+    """Return whether calling this object is known to return a coroutine."""
+    return inspect.iscoroutinefunction(code) or inspect.iscoroutinefunction(
+        getattr(code, "__call__", None)  # noqa: B004 - needs the method itself
+    )
+
+
+def runs_coroutines(runner: object) -> bool:
+    """Return whether the code of this runner of rows is `async def`, by its attribute
+    `runs_coroutines` or because the runner itself is.
+    """
+    return bool(getattr(runner, "runs_coroutines", is_coroutine_function(runner)))
 
 
 class _Exit(NamedTuple):
@@ -67,19 +92,27 @@ class _Exit(NamedTuple):
     error: BaseException
 
 
-async def _contain_exit(awaitable: Awaitable[T], context: RowContext) -> T | _Exit:
+async def _contain_exit(awaitable: Awaitable[Any], context: RowContext) -> Any:
     """Await, and return an exit as a value. An exit raised in a task would end the loop and the
     work of all slots.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    task.set_name(context.claimed.message_id or context.claimed.computation or task.get_name())
     unsubscribe = context.cancel.on_cancel(lambda: _cancel(loop, task))
     try:
-        return await awaitable
+        return await resolve_nested(awaitable)
     except (SystemExit, KeyboardInterrupt) as error:
         return _Exit(error)
     finally:
         unsubscribe()
+
+
+async def resolve_nested(result: Any) -> Any:
+    """Await the awaitable that user code returned, then any awaitable that this returns."""
+    while inspect.isawaitable(result):
+        result = await result
+    return result
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
@@ -106,9 +139,10 @@ RowResult = Settlement | AlreadySettled | None
 
 class PendingResult:
     """An awaitable for the loop thread, and a function that turns its result into a settlement in
-    the slot's thread.
+    a thread of the slots.
 
-    `on_error` is called with the exception, before the settlement is decided.
+    `on_error` is called with the exception, before the settlement is decided. `may_block`: these
+    two write to a store.
     """
 
     def __init__(
@@ -117,39 +151,46 @@ class PendingResult:
         conclude: Callable[[Any], RowResult],
         *,
         on_error: Callable[[BaseException], object] = lambda _: None,
+        may_block: bool = False,
     ) -> None:
-        self._awaitable = _NestedAwaitable(awaitable)
+        self.may_block = may_block
+        self._awaitable = awaitable
         self._conclude = conclude
         self._on_error = on_error
 
     def resolve(self, coroutine_runner: CoroutineRunner, context: RowContext) -> RowResult:
-        """Wait for the awaitable, and return the settlement."""
+        """Wait for the awaitable, and return the settlement. Blocks."""
+        return self._concluded(lambda: coroutine_runner.run(self._awaitable, context))
+
+    def start(self, coroutine_runner: CoroutineRunner, context: RowContext) -> Future[Any]:
+        """Start the awaitable, for a later `conclude`. Raises NotStartedError."""
         try:
-            result = coroutine_runner.run(self._awaitable, context)
-        except NotStartedError:
+            return coroutine_runner.start(self._awaitable, context)
+        except NotStartedError as error:
+            self._on_error(error)
             raise
+
+    def conclude(self, future: Future[Any], context: RowContext) -> RowResult:
+        """Return the settlement, from the future of `start`, which is done. May block on a
+        store.
+        """
+        return self._concluded(lambda: CoroutineRunner.result_of(future, context))
+
+    def _concluded(self, wait: Callable[[], Any]) -> RowResult:
+        try:
+            result = wait()
         except BaseException as error:
             self._on_error(error)
             raise
         return self._conclude(result)
 
 
-class _NestedAwaitable(Awaitable[Any]):
-    """Awaits the awaitable that user code returned, then any awaitable that this returns."""
+def as_pending(awaitable: Any) -> PendingResult:
+    """Return the pending result for what a runner returned that is no result itself."""
+    if isinstance(awaitable, PendingResult):
+        return awaitable
+    return PendingResult(awaitable, _identity)
 
-    def __init__(self, awaitable: Awaitable[Any]) -> None:
-        self._awaitable = awaitable
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._resolve().__await__()
-
-    def close(self) -> None:
-        """Close the awaitable, which will not be awaited."""
-        if (close := getattr(self._awaitable, "close", None)) is not None:
-            close()
-
-    async def _resolve(self) -> Any:
-        result: Any = self._awaitable
-        while inspect.isawaitable(result):
-            result = await result
-        return result
+def _identity(result: RowResult) -> RowResult:
+    return result

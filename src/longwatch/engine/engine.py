@@ -31,9 +31,9 @@ class Engine(Service):
     rows, and `resume` undoes that. `stop` drains, waits for running rows, and cancels them shortly
     before its deadline. At the deadline it returns False, and another `stop` tries again.
 
-    `runner` is called in a slot's thread. Engines of one process that share an `exclusive_lock`
-    pause for each other when a row has to run alone. `starts_drained` is called at each start, and
-    returns whether to start drained.
+    `runner` is called in a thread of the slots. Engines of one process that share an
+    `exclusive_lock` pause for each other when a row has to run alone. `starts_drained` is called at
+    each start, and returns whether to start drained.
     """
 
     def __init__(  # noqa: PLR0913 - a source, a runner and their environment
@@ -113,6 +113,11 @@ class Engine(Service):
         run = self._current_run
         if run is not None:
             run.blame_only_stalled(threshold)
+
+    def describe_tasks(self) -> str:
+        """Return the stacks of the coroutines that run, for people; empty without any."""
+        run = self._current_run
+        return "" if run is None else run.slot_pool.coroutine_runner.describe_tasks()
 
     def on_polls_exhausted(self, wakeup: Wakeup) -> Callable[[], None]:
         """Set the wakeup when all `max_polls` are made and their rows are settled. Returns a

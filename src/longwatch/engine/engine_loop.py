@@ -173,6 +173,11 @@ class EngineLoop(ABC):
         if engine is not None:
             engine.blame_only_stalled(threshold)
 
+    def describe_tasks(self) -> str:
+        """Return the stacks of the coroutines that run, for people; empty without any."""
+        engine = self._engine or self._left_engine
+        return "" if engine is None else engine.describe_tasks()
+
     def check_store(self) -> None:
         """Make a small query to the store. Raises its error."""
         self._source.next_due()

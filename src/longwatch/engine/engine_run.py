@@ -9,7 +9,9 @@ from pathlib import Path
 
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import DrainTimedOut
+from longwatch.engine.async_slot_pool import AsyncSlotPool
 from longwatch.engine.claim_source import ClaimSource, computations, emit_given_up, message_ids
+from longwatch.engine.coroutines import runs_coroutines
 from longwatch.engine.drain import DrainAction, DrainMachine, DrainState, DrainTransition
 from longwatch.engine.exchange_loop import ExchangeLoop
 from longwatch.engine.exclusive import ExclusiveLock
@@ -20,7 +22,7 @@ from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import MAX_SUSPECT_PROCESSES, EngineContext
 from longwatch.engine.row_life import RowRunner
 from longwatch.engine.settler import Settler
-from longwatch.engine.slot_pool import SlotPool
+from longwatch.engine.slot_pool import SlotPool, ThreadSlotPool
 from longwatch.engine.source_call import SourceCall
 from longwatch.errors import TryAgainError
 from longwatch.host.beatpage import BeatPage
@@ -48,7 +50,8 @@ class EngineRun:
         self._wakeup = HintGate(is_shared=source.is_shared)
         self._page, self._lease_trust = _register_owner(source, engine_context)
         self._lock_handle = exclusive_lock.register(self._wakeup.set)
-        self.slot_pool = SlotPool(
+        pool_type = AsyncSlotPool if runs_coroutines(runner) else ThreadSlotPool
+        self.slot_pool: SlotPool = pool_type(
             runner,
             self._lease_trust,
             self._page,

@@ -34,7 +34,13 @@ from longwatch.core.events.engine import WorkFailed, WorkReleased
 from longwatch.core.tracing import active as active_tracer
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext, SlotActivity
-from longwatch.engine.coroutines import AlreadySettled, CoroutineRunner, PendingResult, RowResult
+from longwatch.engine.coroutines import (
+    AlreadySettled,
+    CoroutineRunner,
+    PendingResult,
+    RowResult,
+    as_pending,
+)
 from longwatch.engine.error_policy import settlement_for
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import EngineContext
@@ -47,9 +53,13 @@ class RowRunner(Protocol):
     """Runs one row: decodes it, calls the user's code, and returns the settlement.
 
     It returns None if the settlement is unknown, and `AlreadySettled` if it has settled the row. An
-    awaitable is awaited on the engine's loop thread while the slot waits. If that is impossible, it
-    is closed. A `PendingResult` also turns the awaited value into a settlement. An exception is a
-    failure of the row.
+    awaitable is awaited on the engine's loop thread. If that is impossible, it is closed. A
+    `PendingResult` also turns the awaited value into a settlement. An exception is a failure of the
+    row.
+
+    Optional attributes: `runs_coroutines`, whether its engine gets async slots. By default it does
+    if the runner is a coroutine function. `is_async_row(claimed)`, for such an engine: whether the
+    call blocks no thread, by default always. `describe_work`, see `row_span.py`.
     """
 
     def __call__(
@@ -89,7 +99,7 @@ class BeginGate:
 
 
 class Slot:
-    """One place where user code runs, one row at a time, in a thread of the slot pool.
+    """One place where user code runs, one row at a time.
 
     `context` is the context of the running row. `last_begin_at` is when a row last began here.
     """
@@ -162,9 +172,7 @@ class Slot:
             result = self._runner(context.claimed, context)
             if result is None or type(result) is Settlement or type(result) is AlreadySettled:
                 return result
-            if not isinstance(result, PendingResult):
-                result = PendingResult(result, _identity)  # type: ignore[arg-type] # an awaitable
-            return result.resolve(self._coroutine_runner, context)
+            return as_pending(result).resolve(self._coroutine_runner, context)
         except BaseException as error:  # noqa: BLE001 - user code may raise any error or exit; the row fails
             return self._settle_error(context, error)
 
@@ -222,7 +230,3 @@ def released(claimed: ClaimedRow) -> FinishedRow:
 
 def _no_work(_: ClaimedRow) -> None:
     """Describe no span, for a runner without spans."""
-
-
-def _identity(result: RowResult) -> RowResult:
-    return result

@@ -1,10 +1,16 @@
-"""The slots of one engine: N threads, and the queue of rows that wait for them."""
+"""The slots of one engine, and the queue of rows that wait for them.
+
+`ThreadSlotPool` has a thread for each slot. `async_slot_pool.py` has the pool of engines whose user
+code is `async def`.
+"""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from longwatch.core.deadline import Deadline
 from longwatch.engine.claim_source import ClaimedRow
@@ -19,12 +25,29 @@ from longwatch.host.beatpage import BeatPage
 HandIn = Callable[[FinishedRow], ClaimedRow | None]
 
 
-class SlotPool:
+class WaitingRows(Protocol):
+    """The rows that wait for a slot, in order. What a pool uses of a `queue.SimpleQueue`. None is
+    no row, but ends a thread.
+    """
+
+    def put(self, item: ClaimedRow | None, /) -> None: ...
+
+    def get_nowait(self) -> ClaimedRow | None: ...
+
+    def empty(self) -> bool: ...
+
+    def qsize(self) -> int: ...
+
+
+class SlotPool(ABC):
     """Runs the rows that are put into `waiting`, in that order. Thread-safe.
 
     Every row leaves through `hand_in`, called in the thread that finished or released the row. It
     may return a claimed row, which that slot runs next, ahead of the queue.
     """
+
+    waiting: WaitingRows
+    _slot_type: type[Slot] = Slot
 
     def __init__(
         self,
@@ -35,48 +58,45 @@ class SlotPool:
         *,
         hand_in: HandIn,
     ) -> None:
-        name, count = engine_context.name, engine_context.policy.slots
         self.gate = BeginGate(lease_trust)
-        self.coroutine_runner = CoroutineRunner(name=f"{name}-async", clock=engine_context.clock)
-        self.waiting: queue.SimpleQueue[ClaimedRow | None] = queue.SimpleQueue()
-        self.slots = [
-            Slot(number, runner, self.coroutine_runner, self.gate, page, engine_context)
-            for number in range(count)
+        self.coroutine_runner = CoroutineRunner(
+            name=f"{engine_context.name}-async", clock=engine_context.clock
+        )
+        self.slots: Sequence[Slot] = [
+            self._slot_type(number, runner, self.coroutine_runner, self.gate, page, engine_context)
+            for number in range(engine_context.policy.slots)
         ]
-        self._threads = [
-            BackgroundThread(
-                partial(self._loop, slot), name=f"{name}-slot-{number}", report_errors=True
-            )
-            for number, slot in enumerate(self.slots)
-        ]
-        self._started_threads: list[BackgroundThread] = []
-        self._hand_in = hand_in
+        self._threads: list[BackgroundThread] = []
+        self._name = engine_context.name
         self._clock = engine_context.clock
+        self._hand_in = hand_in
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the threads. Raises if one cannot start; `stop` then ends the others."""
+
+    @abstractmethod
+    def _request_thread_end(self) -> None:
+        """Make one of the threads end after the work that was queued before."""
 
     @property
     def in_own_thread(self) -> bool:
         return self.coroutine_runner.in_own_thread or any(
-            thread.in_own_thread for thread in self._threads
+            thread.in_own_thread for thread in tuple(self._threads)
         )
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-            self._started_threads.append(thread)
 
     def stop(self, deadline: Deadline) -> bool:
         """End the threads that were started. Returns False if one did not end in time."""
-        for _ in self._started_threads:
-            self.waiting.put(None)
-        ended = [thread.wait(self._clock, deadline) for thread in self._started_threads]
+        for _ in self._threads:
+            self._request_thread_end()
+        ended = [thread.wait(self._clock, deadline) for thread in self._threads]
         return self.coroutine_runner.stop(deadline) and all(ended)
 
-    def _loop(self, slot: Slot) -> None:
-        live, hand_in, take = slot.live, self._hand_in, self.waiting.get
-        while (claimed := take()) is not None:
-            current: ClaimedRow | None = claimed
-            while current is not None:
-                current = hand_in(live(current))
+    def _start_thread(self, loop: Callable[[], None]) -> None:
+        name = f"{self._name}-slot-{len(self._threads)}"
+        thread = BackgroundThread(loop, name=name, report_errors=True)
+        thread.start()
+        self._threads.append(thread)
 
     # --- for the exchange loop, the fetcher and the lease renewer ---
 
@@ -145,3 +165,33 @@ class SlotPool:
                 return waiting
             if claimed is not None:
                 waiting.append(claimed)
+
+
+class ThreadSlotPool(SlotPool):
+    """A pool with a thread for each slot, for code that blocks its thread."""
+
+    def __init__(
+        self,
+        runner: RowRunner,
+        lease_trust: LeaseTrust,
+        page: BeatPage,
+        engine_context: EngineContext,
+        *,
+        hand_in: HandIn,
+    ) -> None:
+        super().__init__(runner, lease_trust, page, engine_context, hand_in=hand_in)
+        self.waiting = self._queue = queue.SimpleQueue[ClaimedRow | None]()
+
+    def start(self) -> None:
+        for slot in self.slots:
+            self._start_thread(partial(self._loop, slot))
+
+    def _request_thread_end(self) -> None:
+        self._queue.put(None)
+
+    def _loop(self, slot: Slot) -> None:
+        live, hand_in, take = slot.live, self._hand_in, self._queue.get
+        while (claimed := take()) is not None:
+            current: ClaimedRow | None = claimed
+            while current is not None:
+                current = hand_in(live(current))

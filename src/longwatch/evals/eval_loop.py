@@ -48,6 +48,10 @@ class EvalLoop(MainLoop[Sample, EvalResult]):
             return self._await_output(request, output, context, started_at)
         return self._scored_result(request, output, context, started_at)
 
+    @property
+    def is_async(self) -> bool:
+        return self.loop.is_async
+
     def _decode_input(self, sample: Sample) -> Any:
         try:
             return self.loop.decode_request(sample.input)

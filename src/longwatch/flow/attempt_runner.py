@@ -18,7 +18,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.tracing import Work
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
-from longwatch.engine.coroutines import PendingResult
+from longwatch.engine.coroutines import PendingResult, is_coroutine_function
 from longwatch.errors import PermanentError
 from longwatch.flow.attempt_watchdog import AttemptWatchdog, RunningAttempt
 from longwatch.flow.context import FlowContext
@@ -40,10 +40,11 @@ class AttemptRunner:
     """Computes the node of a claimed attempt; the runner of a flow worker's engine.
 
     `graph_of(queue)` returns the graph of an attempt; `call_isolated` runs nodes with
-    `isolation="process"`; `read_trace` returns what the span of an attempt continues. Thread-safe.
+    `isolation="process"`; `read_trace` returns what the span of an attempt continues.
+    `runs_coroutines`: some nodes are `async def`. Thread-safe.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, each by name
         self,
         graph_of: Callable[[int], Graph],
         watchdog: AttemptWatchdog,
@@ -51,7 +52,9 @@ class AttemptRunner:
         *,
         clock: Clock,
         read_trace: ReadTrace = lambda _: {},
+        runs_coroutines: bool = False,
     ) -> None:
+        self.runs_coroutines = runs_coroutines
         self._graph_of = graph_of
         self._read_trace = read_trace
         self._watchdog = watchdog
@@ -81,6 +84,14 @@ class AttemptRunner:
                 on_error=lambda _: self._watchdog.remove(running),
             )
         return self._settle(node, running, result)
+
+    def is_async_row(self, claimed: ClaimedRow) -> bool:
+        """Return whether an attempt blocks no thread while its code runs. Does not raise."""
+        try:
+            node = self._graph_of(claimed.item.queue).nodes.get(claimed.item.node)
+        except Exception:  # noqa: BLE001 - the call of the attempt raises it again
+            return True
+        return node is None or node.function is None or is_async_node(node)
 
     def describe_work(self, claimed: ClaimedRow) -> Work | None:
         """Describe the span of an attempt; None for one that calls no function."""
@@ -118,3 +129,9 @@ class AttemptRunner:
         is_encoded = node.options.isolation is Isolation.PROCESS
         encoded = result if is_encoded else encode_result(node, result)
         return Settlement(running.work.claimed.claim, RowOutcome.DONE, result=encoded)
+
+
+def is_async_node(node: Node) -> bool:
+    """Return whether the code of a node is `async def` and runs in this process."""
+    is_isolated = node.options.isolation is Isolation.PROCESS
+    return not is_isolated and is_coroutine_function(node.function)

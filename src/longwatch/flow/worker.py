@@ -22,13 +22,14 @@ from longwatch.engine.policy import (
     RowKind,
 )
 from longwatch.errors import UsageError
-from longwatch.flow.attempt_runner import AttemptRunner
+from longwatch.flow.attempt_runner import AttemptRunner, is_async_node
 from longwatch.flow.attempt_watchdog import AttemptWatchdog
 from longwatch.flow.backlog import backlog_gauges, read_backlog
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.graph import Graph
 from longwatch.flow.isolated.process_runner import ProcessRunner
 from longwatch.flow.node_options import is_finite_number, is_positive_int
+from longwatch.flow.nodes import Node
 from longwatch.flow.records import cancel_channel
 from longwatch.flow.save_callbacks import FLUSH_TIMEOUT
 from longwatch.flow.spans import read_trace
@@ -150,6 +151,7 @@ class FlowWorker(EngineLoop):
             self._process_runner,
             clock=self.clock,
             read_trace=partial(read_trace, self.flow.database, self.flow.records),
+            runs_coroutines=any(map(is_async_node, self._nodes())),
         )
 
     def _policy_for(self, max_polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
@@ -167,17 +169,18 @@ class FlowWorker(EngineLoop):
 
     def _lease(self) -> LeasePolicy:
         """The lease of the engine: the shortest timeout and the shortest interval of all nodes."""
-        options = [
-            node.options
-            for node in chain.from_iterable(
-                graph.computed_nodes for graph in self.flow.registry.graphs.values()
-            )
-        ]
+        options = [node.options for node in self._nodes()]
         if not options:
             return LeasePolicy(240.0)
         shortest = min(each.heartbeat_timeout_seconds for each in options)
         interval = min(each.heartbeat_interval_seconds for each in options)
         return LeasePolicy(shortest, renew_at=min(interval / shortest, _RENEW_AT))
+
+    def _nodes(self) -> Iterator[Node]:
+        """All nodes that compute."""
+        return chain.from_iterable(
+            graph.computed_nodes for graph in self.flow.registry.graphs.values()
+        )
 
     @contextmanager
     def _while_running(self, engine: Engine, environment: EngineEnvironment) -> Iterator[None]:  # noqa: ARG002 - the contract

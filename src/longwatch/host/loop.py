@@ -49,6 +49,11 @@ class EventLoopThread(Service):
         """Return the event loop; starts it if it is not running."""
         return self._ensure_running().loop
 
+    def current_loop(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop of this process; None if it does not run."""
+        running = self._loops.get(os.getpid())
+        return None if running is None or running.loop.is_closed() else running.loop
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the loop; return its future at once.
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from longwatch.core.tracing import Work
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
-from longwatch.engine.coroutines import PendingResult
+from longwatch.engine.coroutines import PendingResult, is_coroutine_function
 from longwatch.errors import SerializationError
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import Message
@@ -58,6 +58,7 @@ class MessageRunner:
         self, mailbox: Mailbox[BodyT], handle: Callable[[Message[BodyT], RowContext], Any]
     ) -> None:
         require_no_generator_function(handle)
+        self.runs_coroutines = is_coroutine_function(handle)
         self._mailbox = mailbox
         self._handle = handle
 

@@ -133,6 +133,7 @@ class GroupRun:
             if overdue := self._overdue():
                 self._run_handle.has_left_work = True
                 self._crash_file.dump(f"{', '.join(overdue)} did not stop in time")
+                self._write_task_stacks()
 
     # --- beginning ---
 
@@ -229,13 +230,21 @@ class GroupRun:
         undo.callback(reporter.stop)
 
     def _before_kill(self, stalls: Sequence[BeatAge]) -> None:
-        """Blame only the silent loops, and report the reason to the supervisor of this process."""
+        """Blame only the silent loops, report the reason to the supervisor of this process, and
+        write the stacks of coroutines, which the stacks of threads do not show.
+        """
         threshold = self._group.watchdog_threshold or 0.0
         for runner in self._runners:
             runner.blame_only_stalled(threshold)
         self._notifier.stalled(
             "; ".join(f"{name} stalled for {elapsed:.1f} s" for name, elapsed in stalls)
         )
+        self._write_task_stacks()
+
+    def _write_task_stacks(self) -> None:
+        for runner in self._runners:
+            if stacks := runner.describe_tasks():
+                self._crash_file.write(f"Tasks of {runner.name}:\n{stacks}")
 
     def _report_started(self) -> None:
         address = self.health_address

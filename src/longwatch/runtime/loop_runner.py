@@ -102,6 +102,11 @@ class LoopRunner:
         if blame is not None:
             blame(threshold)
 
+    def describe_tasks(self) -> str:
+        """Return the stacks of the coroutines of the loop; empty without any."""
+        describe: Callable[[], str] | None = getattr(self.loop, "describe_tasks", None)
+        return "" if describe is None else describe()
+
     def _stop(self, deadline: Deadline) -> None:
         """Stop the loop. Repeats the call if the run was about to begin: a shutdown between two
         runs has no effect.

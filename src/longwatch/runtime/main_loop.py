@@ -13,6 +13,7 @@ from longwatch.core.clock import Clock
 from longwatch.core.events.base import Events
 from longwatch.core.lease import LeasePolicy
 from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.coroutines import is_coroutine_function
 from longwatch.engine.engine import EnginePolicy
 from longwatch.engine.engine_loop import EngineLoop
 from longwatch.engine.policy import MAX_SLOTS, EngineEnvironment
@@ -100,6 +101,11 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         request: RequestT = self._decoder.convert(body)
         return request
 
+    @property
+    def is_async(self) -> bool:
+        """Whether `handle` is `async def`, so that its messages need no thread while they wait."""
+        return is_coroutine_function(self.handle)
+
     # --- what the engine is given ---
 
     @property
@@ -121,6 +127,7 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
             name=environment.name,
             clock=self.clock,
             events=environment.events,
+            runs_coroutines=self.is_async,
         )
 
     def _stop_listeners(self, run: RunHandle) -> Iterable[Callable[[], None]]:

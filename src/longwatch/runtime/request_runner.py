@@ -50,7 +50,9 @@ HandleFunction = Callable[[Any, MainLoopContext], Any]
 
 
 class RequestRunner:
-    """Runs the messages of one loop on the slots of the engine."""
+    """Runs the messages of one loop on the slots of the engine. `runs_coroutines`: `handle` returns
+    coroutines.
+    """
 
     def __init__(  # noqa: PLR0913 - a loop's parts, each by name
         self,
@@ -64,7 +66,9 @@ class RequestRunner:
         name: str,
         clock: Clock,
         events: Events,
+        runs_coroutines: bool = False,
     ) -> None:
+        self.runs_coroutines = runs_coroutines
         self._handle = handle
         self._decoder = decoder
         self._output_check = output_check
@@ -103,6 +107,7 @@ class RequestRunner:
                 output,
                 partial(self._succeeded, request, work),
                 on_error=partial(self._failed, request, work),
+                may_block=self._has_reply_target(work),
             )
         return self._succeeded(request, work, output)
 
@@ -180,6 +185,9 @@ class RequestRunner:
         return claimed._replace(failures_left=max_failures - claimed.failures)
 
     # --- replies ---
+
+    def _has_reply_target(self, work: RowContext) -> bool:
+        return self._responses is not None or work.claimed.item.reply_to is not None
 
     def _reply_target(self, work: RowContext) -> Mailbox[Any] | None:
         name = work.claimed.item.reply_to

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from longwatch.core.events.base import Event, Events, Observer
 from longwatch.core.lease import RenewalSchedule
 from longwatch.engine.claim_source import ClaimedRow, Settlement
 from longwatch.engine.context import RowContext
-from longwatch.engine.coroutines import RowResult
+from longwatch.engine.coroutines import RowResult, resolve_nested
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import EngineContext, EngineEnvironment, EnginePolicy
 from longwatch.engine.row_life import BeginGate, RowRunner, Slot
@@ -31,7 +31,6 @@ from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Claim
 
-T = TypeVar("T")
 _REPLACE_OWNER = (
     "UPDATE longwatch_owners SET incarnation = :incarnation, page = :page WHERE owner = :owner"
 )
@@ -256,10 +255,7 @@ class _SteppedSlot(Slot):
 class _InlineCoroutines:
     """Awaits the results of async functions in this thread."""
 
-    def run(self, work: Awaitable[T], _context: RowContext) -> T:
+    def run(self, work: Awaitable[Any], _context: RowContext) -> Any:
         import asyncio  # noqa: PLC0415 - only for async functions
 
-        async def whole() -> T:
-            return await work
-
-        return asyncio.run(whole())
+        return asyncio.run(resolve_nested(work))
