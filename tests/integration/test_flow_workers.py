@@ -87,6 +87,35 @@ def working(database: Database, *graphs: Graph, **settings: Any) -> Iterator[Flo
         yield flow
 
 
+@on_sqlite
+def test_nodes_that_are_async_share_threads_and_each_other_node_has_one_while_it_runs(
+    database: Database,
+) -> None:
+    """Ten executions: ten coroutines and ten blocking calls run at the same time."""
+    entered, may_end = threading.Semaphore(0), threading.Event()
+
+    async def wait(a: int) -> int:
+        entered.release()
+        while not may_end.is_set():
+            await asyncio.sleep(0.01)
+        return a
+
+    def block(a: int) -> int:
+        entered.release()
+        assert may_end.wait(TIMEOUT)
+        return a
+
+    mixed = graph(node(wait, "wait"), node(block, "block"))
+    with working(database, mixed, concurrency=40, name="mixed") as flow:
+        started = [flow.start("work", a=number) for number in range(10)]
+        assert all(entered.acquire(timeout=TIMEOUT) for _ in range(20))
+        slot_threads = [each for each in threading.enumerate() if "mixed-slot-" in each.name]
+        assert 12 == len(slot_threads)
+        may_end.set()
+        assert list(range(10)) == [each.get("wait", timeout=TIMEOUT) for each in started]
+        assert list(range(10)) == [each.get("block", timeout=TIMEOUT) for each in started]
+
+
 class TestComputing:
     def test_threads_and_coroutines(self, database: Database) -> None:
         async def later(b: int) -> int:
