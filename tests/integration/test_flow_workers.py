@@ -96,8 +96,7 @@ def test_nodes_that_are_async_share_threads_and_each_other_node_has_one_while_it
 
     async def wait(a: int) -> int:
         entered.release()
-        while not may_end.is_set():
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(may_end.wait, TIMEOUT)
         return a
 
     def block(a: int) -> int:
