@@ -14,6 +14,7 @@ from longwatch.engine.claim_source import (
 )
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
+from longwatch.mailbox.group_send import GroupSend
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
@@ -22,7 +23,7 @@ from longwatch.mailbox.sql_queue import SqlQueue, SqlQueueFinder
 from longwatch.mailbox.sql_sender import SqlSender
 from longwatch.mailbox.sql_sweeper import SqlSweeper, SweptMailbox
 from longwatch.store.claims import Claim, Claims, RowSelection
-from longwatch.store.database import Database, StoreResetError, Transaction
+from longwatch.store.database import CALL_TIMEOUT, Database, StoreResetError, Transaction
 from longwatch.store.named_sql import load_queries
 from longwatch.store.sweep import ClaimSweeper
 
@@ -55,6 +56,7 @@ class SqlBackend:
         self._dead_letters = SqlDeadLetters(name, self._sql, self._claims)
         self.exchanges = SqlExchange(name, self._claims, self._dead_letters)
         self._sender = SqlSender(name, self._sql, self._dead_letters, max_size=self.limits.max_size)
+        self._group_send = GroupSend(self._put, max_leaders=1 if database.has_single_writer else 2)
         self._sweep = ClaimSweeper(self._claims, is_shared=database.is_shared)
         self.sweeper = SqlSweeper(database, self._sql, self._claims, self._sweep)
         self._finder = SqlQueueFinder(database, name, self._sql, self.limits)
@@ -164,8 +166,16 @@ class SqlBackend:
     def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         if tx is not None:
             return self._put_in_transaction(self.database.join(tx), messages)
+        if self._sender.can_share(messages) and not self.database.is_writing:
+            self._group_send.send(messages)
+            return [message.id for message in messages]
+        return self._put(messages)
+
+    def _put(self, messages: Sequence[NewMessage], timeout: float = CALL_TIMEOUT) -> list[str]:
         return self._finder.retry_if_vanished(
-            lambda queue: self.database.write(lambda tx: self._sender.put(tx, queue, messages))
+            lambda queue: self.database.write(
+                lambda tx: self._sender.put(tx, queue, messages), timeout=timeout
+            )
         )
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:

@@ -9,6 +9,9 @@ from longwatch.mailbox.records import NewMessage
 from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
 from longwatch.store.database import Transaction
 
+_MAX_SHARED_MESSAGES = 100
+_MAX_SHARED_BYTES = 64 << 10
+
 
 class SqlSender:
     """Inserts messages, each dedupe key once, up to `max_size`. Every method runs in a transaction
@@ -27,6 +30,17 @@ class SqlSender:
         self._sql = queries
         self._dead_letters = dead_letters
         self._max_size = max_size
+
+    def can_share(self, messages: Sequence[NewMessage]) -> bool:
+        """Return whether a transaction may write these messages with those of other callers: few
+        and small ones whose insertion depends on no other message.
+        """
+        return (
+            self._max_size is None
+            and len(messages) <= _MAX_SHARED_MESSAGES
+            and all(message.dedupe_key is None for message in messages)
+            and sum(len(message.body) for message in messages) <= _MAX_SHARED_BYTES
+        )
 
     def put(self, tx: Transaction, queue: int, messages: Sequence[NewMessage]) -> list[str]:
         """Insert messages and return their ids. Raises MailboxFullError if they do not all fit."""

@@ -176,6 +176,11 @@ class Database(ABC):
         """The URL by which any process of this machine can open it. May contain a password."""
         return self.url
 
+    @property
+    @abstractmethod
+    def is_writing(self) -> bool:
+        """Whether the calling thread runs the work of a write, in which it must begin no other."""
+
     @abstractmethod
     def write(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
         """Run work in its own transaction. When this returns, the commit is on disk.

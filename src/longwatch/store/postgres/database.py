@@ -119,6 +119,10 @@ class PostgresDatabase(Database):
     def identity(self) -> object:
         return self._address.identity
 
+    @property
+    def is_writing(self) -> bool:
+        return getattr(self._thread_state, "write", False)
+
     def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
         return self._run(work, BEGIN_READ_WRITE, timeout)
 
@@ -271,7 +275,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _refuse_nesting(self) -> Iterator[None]:
-        if getattr(self._thread_state, "write", False):
+        if self.is_writing:
             raise UsageError(
                 "a write inside a write would be a separate transaction; pass the "
                 "transaction on with tx="

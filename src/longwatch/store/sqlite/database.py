@@ -74,6 +74,11 @@ class SqliteDatabase(Database):
     def absolute_url(self) -> str:
         return f"sqlite:///{quote(str(self.path))}"
 
+    @property
+    def is_writing(self) -> bool:
+        handle = self._handle
+        return handle is not None and handle.writer.is_writing
+
     def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
         return _wait_for_result(self._open().writer.submit(work), timeout)
 

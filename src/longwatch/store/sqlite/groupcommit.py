@@ -63,13 +63,18 @@ class GroupCommit:
         self._writing_thread = 0
         self._solo_commits = 0
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the calling thread is running a job."""
+        return self._writing_thread == threading.get_ident()
+
     def submit(self, work: Callable[[Any], T], *, inline: bool = False) -> Future[T]:
         """Queue a job. Its future is resolved when the job is on disk, or has failed. `inline`: the
         calling thread may write it if no other thread is writing.
         """
         future: Future[T] = Future()
         with self._changed:
-            if self._writing_thread == threading.get_ident():
+            if self.is_writing:
                 raise UsageError(
                     "a write inside a write would wait for itself; pass the transaction on with tx="
                 )
@@ -126,7 +131,7 @@ class GroupCommit:
         if thread is None:
             if first:
                 self._on_close()
-        elif self._writing_thread != threading.get_ident():
+        elif not self.is_writing:
             thread.done.block(timeout)
 
     def _start_thread(self) -> BackgroundThread:
