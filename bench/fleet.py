@@ -5,13 +5,15 @@ processes of their own, eight of them with the runtime directory of one host; on
 process. Messages come from another process, one by one. Figures for 400 workers are extrapolated.
 
 In the environment: BENCH_BEFORE=4905986 the commit (`-`: none), BENCH_SECONDS=6 the length of a
-window, BENCH_PARTS=workers,flow,programs,sweeps,redis,snapshot,commits,slow_commits,threads,
-pooled,capacity,redis_capacity.
+window, BENCH_SIZES=8,40,100 and BENCH_REDIS_SIZES=100,400 how many workers,
+BENCH_PARTS=workers,flow,programs,sweeps,redis,snapshot,commits,slow_commits,threads,pooled,
+capacity,redis_capacity.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,6 +146,7 @@ def run_part(part: str, place: Path) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and workers end with it
     run_parts(__file__, {part: partial(run_part, part) for part in TITLES}, with_peers="")
     wanted = os.environ.get("BENCH_BEFORE") or BEFORE
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())

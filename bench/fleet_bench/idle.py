@@ -10,12 +10,13 @@ from fleet_bench.figure import Figure, percentile, slope
 from fleet_bench.fleet import Fleet, mailbox_member, migrate, send_steadily
 from fleet_bench.postgres import Load, NotifyCounter
 from fleet_bench.site import Site
+from queue_bench.parts import env_list
 
 EXTRAPOLATED = 400
-SIZES = (8, 40, 100)
+SIZES = tuple(int(size) for size in env_list("BENCH_SIZES", "8,40,100"))
 LEASED = 100_000
 RATE = 20.0
-_WITH_MESSAGES = (1, 2, 8, 100)
+_WITH_MESSAGES = (1, 2, 8, max(SIZES))
 _SETTLE_SECONDS = 2.0
 _WARM_UP_MESSAGES = 40
 _LEASE_ROWS = """

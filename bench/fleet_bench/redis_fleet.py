@@ -10,8 +10,9 @@ from fleet_bench.figure import Figure
 from fleet_bench.fleet import PER_HOST, Fleet, mailbox_member
 from fleet_bench.postgres import server_cpu
 from fleet_bench.site import Site
+from queue_bench.parts import env_list
 
-SIZES = (100, 400)
+SIZES = tuple(int(size) for size in env_list("BENCH_REDIS_SIZES", "100,400"))
 _SETTLE_SECONDS = 3.0
 
 
