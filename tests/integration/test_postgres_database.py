@@ -842,6 +842,7 @@ class FakeWire:
     """A connection that nothing is behind."""
 
     is_idle = True
+    used_at = 0.0
 
     def is_alive(self) -> bool:
         return True
