@@ -605,17 +605,18 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
         "0008_complete_flow",
         "0009_headers",
         "0010_min_reader",
+        "0011_storage",
     ]
     assert steps == before["pending"]
     assert 0 == (shell.cwd / FILE).stat().st_size
     made = shell.json_output("db", "migrate")
-    migrated = {"store": url, "from": 0, "to": 10, "min_reader": 10, "applied": before["pending"]}
+    migrated = {"store": url, "from": 0, "to": 11, "min_reader": 10, "applied": before["pending"]}
     assert migrated == made
-    assert {**before, "schema": 10, "min_reader": 10, "pending": []} == shell.json_output(
+    assert {**before, "schema": 11, "min_reader": 10, "pending": []} == shell.json_output(
         "db", "status"
     )
     said = shell.output("db", "migrate")
-    assert f"{url} is at schema 10, for versions from 10 on: nothing to do" == said
+    assert f"{url} is at schema 11, for versions from 10 on: nothing to do" == said
 
 
 def test_a_store_that_a_newer_version_expanded_is_told_and_used(shell: Shell) -> None:

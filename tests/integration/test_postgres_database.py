@@ -593,9 +593,10 @@ class TestTheSchema:
             "0008_complete_flow",
             "0009_headers",
             "0010_min_reader",
+            "0011_storage",
         ]
         assert (0, pending) == (before.version, before.pending)
-        assert (10, 10, []) == (after.version, after.min_reader, after.pending)
+        assert (11, 10, []) == (after.version, after.min_reader, after.pending)
 
     @pytest.mark.parametrize("auto_migrate", [False, True])
     def test_of_version_3_is_refused_with_the_cure_and_not_touched(
