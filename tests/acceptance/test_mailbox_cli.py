@@ -594,7 +594,7 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
     (shell.cwd / FILE).touch()
     url = "sqlite:///longwatch.db"
     before = shell.json_output("db", "status")
-    assert (url, 0, 0, 11, 10) == tuple(
+    assert (url, 0, 0, 12, 10) == tuple(
         before[name] for name in ("store", "schema", "min_reader", "known", "min_reader_after")
     )
     steps = [
@@ -606,17 +606,18 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
         "0009_headers",
         "0010_min_reader",
         "0011_storage",
+        "0012_sweep_turns",
     ]
     assert steps == before["pending"]
     assert 0 == (shell.cwd / FILE).stat().st_size
     made = shell.json_output("db", "migrate")
-    migrated = {"store": url, "from": 0, "to": 11, "min_reader": 10, "applied": before["pending"]}
+    migrated = {"store": url, "from": 0, "to": 12, "min_reader": 10, "applied": before["pending"]}
     assert migrated == made
-    assert {**before, "schema": 11, "min_reader": 10, "pending": []} == shell.json_output(
+    assert {**before, "schema": 12, "min_reader": 10, "pending": []} == shell.json_output(
         "db", "status"
     )
     said = shell.output("db", "migrate")
-    assert f"{url} is at schema 11, for versions from 10 on: nothing to do" == said
+    assert f"{url} is at schema 12, for versions from 10 on: nothing to do" == said
 
 
 def test_a_store_that_a_newer_version_expanded_is_told_and_used(shell: Shell) -> None:

@@ -21,6 +21,8 @@ from longwatch.core.events.base import Events
 from longwatch.core.lease import LeasePolicy
 from longwatch.engine.claim_source import (
     ClaimedRow,
+    EngineSweeper,
+    EverySweep,
     ExchangeResult,
     GivenUp,
     RowOutcome,
@@ -192,6 +194,9 @@ class FakeSource:
             for each in self.given_up.pop("sweep", ()):
                 on_given_up(each)
             return 0
+
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:
+        return EverySweep(self.sweep)
 
     def locator(self) -> dict[str, str] | None:
         return self.place

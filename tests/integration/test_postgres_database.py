@@ -594,9 +594,10 @@ class TestTheSchema:
             "0009_headers",
             "0010_min_reader",
             "0011_storage",
+            "0012_sweep_turns",
         ]
         assert (0, pending) == (before.version, before.pending)
-        assert (11, 10, []) == (after.version, after.min_reader, after.pending)
+        assert (12, 10, []) == (after.version, after.min_reader, after.pending)
 
     @pytest.mark.parametrize("auto_migrate", [False, True])
     def test_of_version_3_is_refused_with_the_cure_and_not_touched(

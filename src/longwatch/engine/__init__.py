@@ -16,9 +16,13 @@ The parts of one engine
     lease renewer  One thread. It renews every lease in one call, at a third of the lease, with
                    quick retries, and decides when leases are no longer trusted
                    (`lease_renewer.py`, `lease_trust.py`).
-    sweeper        One periodic thread. It reclaims the rows of dead owners and lapsed leases of any
-                   worker. It pauses while the engine's own leases are not trusted. Otherwise it
-                   would reclaim them, when the store is back, before they are renewed.
+    sweeper        One periodic thread (`sweep_loop.py`). It reclaims the rows of dead owners and
+                   lapsed leases of any worker. It pauses while the engine's own leases are not
+                   trusted. Otherwise it would reclaim them, when the store is back, before they
+                   are renewed. In a store that many machines share, engines take turns
+                   (`store.sweep_turns`).
+    hint gate      Wakes the exchange loop on notifications. In a shared store an idle engine
+                   answers only some of those of other processes (`hint_gate.py`).
     Sources with many queues claim from them in turn, and within caps (`fair_claims.py`).
     One start of an engine is an `EngineRun` (`engine_run.py`): a new incarnation, a beat page,
     these threads. `engine.py` is the service that users hold, `engine_loop.py` the blocking `run`

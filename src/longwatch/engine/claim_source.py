@@ -146,6 +146,46 @@ class ExchangeResult(NamedTuple):
     given_up: Sequence[GivenUp] = ()
 
 
+class SweepRound(NamedTuple):
+    """The result of one round of an engine's sweeper: how many rows changed, whether the engine
+    sweeps its queue for the whole fleet, and in how many seconds the next round is due, None for
+    the engine's own interval.
+    """
+
+    changed: int = 0
+    leads: bool = True
+    next_in: float | None = None
+
+
+class EngineSweeper(Protocol):
+    """Sweeps for one engine. Not thread-safe: only the sweeper's thread of the engine uses it."""
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None]) -> SweepRound:
+        """Do what is due for this engine. Often that is nothing, without a call to the store."""
+
+    def pause(self) -> None:
+        """Leave the sweeps to other engines until the next `sweep`. Makes no call to the store."""
+
+    def close(self) -> None:
+        """Leave the sweeps to other engines. Waits for the store only briefly, raises nothing."""
+
+
+class EverySweep:
+    """The sweeper of an engine whose store one machine uses: it sweeps in every round."""
+
+    def __init__(self, sweep: Callable[[Callable[[GivenUp], None]], int]) -> None:
+        self._sweep = sweep
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None]) -> SweepRound:
+        return SweepRound(self._sweep(on_given_up))
+
+    def pause(self) -> None:
+        """Do nothing: no other engine relies on this one."""
+
+    def close(self) -> None:
+        """Do nothing: no other engine relies on this one."""
+
+
 class ClaimSource(Protocol):
     """A store of claimable rows. Every method is thread-safe, and blocks on the store no longer
     than its own timeout.
@@ -215,6 +255,9 @@ class ClaimSource(Protocol):
 
         `on_given_up` is called for each dead letter after the commit.
         """
+
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:
+        """Return the sweeper of an engine. In a shared store the engines take turns."""
 
     def next_due(self) -> float | None:
         """Return the seconds until a delayed row is due, or None if none is delayed."""

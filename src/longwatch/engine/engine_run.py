@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import DrainTimedOut
 from longwatch.engine.async_slot_pool import AsyncSlotPool
-from longwatch.engine.claim_source import ClaimSource, computations, emit_given_up, message_ids
+from longwatch.engine.claim_source import ClaimSource, computations, message_ids
 from longwatch.engine.coroutines import runs_coroutines
 from longwatch.engine.drain import DrainAction, DrainMachine, DrainState, DrainTransition
 from longwatch.engine.exchange_loop import ExchangeLoop
@@ -19,17 +18,15 @@ from longwatch.engine.fetcher import Fetcher
 from longwatch.engine.hint_gate import HintGate
 from longwatch.engine.lease_renewer import LeaseRenewer
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.policy import MAX_SUSPECT_PROCESSES, EngineContext
+from longwatch.engine.policy import EngineContext
 from longwatch.engine.row_life import RowRunner
 from longwatch.engine.settler import Settler
 from longwatch.engine.slot_pool import SlotPool, ThreadSlotPool
-from longwatch.engine.source_call import SourceCall
+from longwatch.engine.sweep_loop import SweepLoop
 from longwatch.errors import TryAgainError
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
-from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.runtime_dir import private_file_directory
-from longwatch.store.claims import RowSelection
 
 
 class EngineRun:
@@ -48,7 +45,8 @@ class EngineRun:
         self._engine_context = engine_context
         self._drain = DrainMachine()
         self._wakeup = HintGate(is_shared=source.is_shared)
-        self._page, self._lease_trust = _register_owner(source, engine_context)
+        incarnation = Incarnation.current()
+        self._page, self._lease_trust = _register_owner(source, incarnation, engine_context)
         self._lock_handle = exclusive_lock.register(self._wakeup.set)
         pool_type = AsyncSlotPool if runs_coroutines(runner) else ThreadSlotPool
         self.slot_pool: SlotPool = pool_type(
@@ -83,12 +81,14 @@ class EngineRun:
         self._lease_renewer = LeaseRenewer(
             source, self._lease_trust, self.slot_pool, self.exchange_loop, engine_context
         )
-        self._sweep_call = SourceCall("sweep", engine_context)
-        self._suspects_call = SourceCall("count_suspects", engine_context)
-        self._suspects_counted_at = -inf
-        cadence = Cadence(interval=engine_context.policy.sweep_interval, jitter=0.2)
-        self._sweeper = Periodic(
-            self._sweep, cadence, name=f"{engine_context.name}-sweeper", clock=engine_context.clock
+        self._sweep_loop = SweepLoop(
+            source,
+            source.sweeper_for(incarnation, selection=engine_context.policy.selection),
+            self._drain,
+            engine_context,
+            may_sweep=lambda: self._lease_trust.may_act(
+                holds_rows=self.exchange_loop.held_count() > 0
+            ),
         )
         self._unsubscribe: Callable[[], None] = lambda: None
         self._stop_calls: list[Callable[[Deadline], bool]] = []
@@ -103,7 +103,7 @@ class EngineRun:
             self.slot_pool.in_own_thread
             or self.exchange_loop.thread.in_own_thread
             or self._lease_renewer.in_own_thread
-            or self._sweeper.in_own_thread
+            or self._sweep_loop.in_own_thread
         )
 
     def start(self) -> None:
@@ -163,43 +163,12 @@ class EngineRun:
         self.slot_pool.start()
         self._lease_renewer.thread.start()
         self._stop_calls.append(self._lease_renewer.stop)
-        self._sweeper.start()
-        self._stop_calls.append(lambda deadline: self._sweeper.stop(deadline=deadline))
+        self._sweep_loop.start()
+        self._stop_calls.append(self._sweep_loop.stop)
         self.exchange_loop.thread.start()
         self._stop_calls.append(
             lambda deadline: self.exchange_loop.thread.wait(self._engine_context.clock, deadline)
         )
-
-    def _sweep(self) -> None:
-        """Sweep, unless the engine's own leases may have ended.
-
-        Those would be the first to be reclaimed, with finished work that could not be settled. The
-        lease renewer renews them as soon as the store replies. Other workers sweep meanwhile.
-        """
-        swept: int | None = 0
-        if self._lease_trust.may_act(holds_rows=self.exchange_loop.held_count() > 0):
-            on_given_up = emit_given_up(self._engine_context.events)
-            swept = self._sweep_call.run(lambda: self._source.sweep(on_given_up))
-        if self._engine_context.policy.selection is RowSelection.ORDINARY:
-            self._report_suspects(has_changed=bool(swept))
-
-    def _report_suspects(self, *, has_changed: bool) -> None:
-        """Report to the parent how many suspects are free, if any: after a sweep that changed rows,
-        and about once a second. The next report replaces a lost one.
-        """
-        context = self._engine_context
-        now, parent = context.clock.monotonic(), context.parent
-        is_due = has_changed or now - self._suspects_counted_at >= _SUSPECTS_INTERVAL
-        if parent is None or not is_due or self._drain.state is not DrainState.RUNNING:
-            return
-        self._suspects_counted_at = now
-        count = self._suspects_call.run(
-            lambda: self._source.count_suspects(limit=MAX_SUSPECT_PROCESSES)
-        )
-        if count:
-            parent.try_send(
-                "suspects", engine=context.name, source=self._source.locator(), count=count
-            )
 
     # --- stop ---
 
@@ -242,17 +211,15 @@ class EngineRun:
             )
 
 
-_SUSPECTS_INTERVAL = 0.9
-"""Seconds between two counts of suspects. The sweeper runs every half second."""
 _ROLLBACK_SECONDS = 5.0
 """Seconds that threads have to end after a failed start."""
 
 
 def _register_owner(
-    source: ClaimSource, engine_context: EngineContext
+    source: ClaimSource, incarnation: Incarnation, engine_context: EngineContext
 ) -> tuple[BeatPage, LeaseTrust]:
-    """Make a new incarnation with its beat page, and register it as an owner of leases."""
-    parent, incarnation = engine_context.parent, Incarnation.current()
+    """Make the beat page of a new incarnation, and register it as an owner of leases."""
+    parent = engine_context.parent
     page = BeatPage(_page_path(incarnation), engine_context.policy.slots)
     try:
         owner = source.register_owner(

@@ -221,9 +221,8 @@ class ExchangeLoop:
             if self._has_work():
                 self._gather_batch()
         self._urgent_wakeup.clear()
-        is_woken = self._wakeup.is_set()
         self._wakeup.clear()
-        self._fetcher.note_wake(is_woken=is_woken, has_news=self._wakeup.take_news())
+        self._fetcher.note_wake(has_news=self._wakeup.take_news())
 
     def _has_work(self) -> bool:
         return self._settler.has_work or bool(self._reservations.delivered)

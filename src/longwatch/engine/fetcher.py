@@ -81,7 +81,7 @@ class Fetcher:
         self._claim_again_in: float | None = 0.0
         self._rests_without_capacity = False
         self._due_call = SourceCall("next_due", engine_context)
-        self._is_audit_only = False
+        self._may_skip_claim = False
         self._poll_at = -inf
         """In a shared store: when to claim without another reason."""
         self._is_due_unknown = True
@@ -125,13 +125,18 @@ class Fetcher:
                 timeouts.append(self._poll_budget.time_left())
         return min(timeouts)
 
-    def note_wake(self, *, is_woken: bool, has_news: bool) -> None:
-        """Take into account why the next cycle runs. With news, a row may have become ready or
-        delayed. An engine without rows that was woken without news was woken for an audit, and
-        claims nothing from a shared store.
+    def note_wake(self, *, has_news: bool) -> None:
+        """Take into account why the next cycle runs: with news, a row may have become ready or
+        delayed. Without news, an engine that holds no rows claims nothing from a shared store
+        before its next poll: it was woken for an audit, or after another thread ran a cycle.
         """
         self._is_due_unknown = self._is_due_unknown or has_news
-        self._is_audit_only = self._source.is_shared and is_woken and not has_news
+        self._may_skip_claim = (
+            self._source.is_shared
+            and not has_news
+            and self._poll_budget is None
+            and self._clock.monotonic() < min(self._poll_at, self._due_at)
+        )
 
     def _poll_seconds(self) -> float:
         if not self._source.is_shared:
@@ -182,8 +187,8 @@ class Fetcher:
 
     def claim_limit(self) -> int:
         """Return how many rows to claim in this exchange."""
-        is_audit_only, self._is_audit_only = self._is_audit_only, False
-        if is_audit_only and self._claim_again_in is None and not self._holds_rows:
+        may_skip, self._may_skip_claim = self._may_skip_claim, False
+        if may_skip and self._claim_again_in is None and not self._holds_rows:
             return 0
         self._postpone_poll()
         limit = min(self.capacity(), MAX_BATCH)

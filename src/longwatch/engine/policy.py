@@ -66,7 +66,7 @@ class EnginePolicy:
     settle_batch: int = 100
     sweep_interval: float = 0.5
     poll_interval: float = 1.0
-    shared_poll_interval: float = 1.0
+    shared_poll_interval: float = 10.0
     stale_after: float | None = None
     exclusive_timeout: float = 10.0
     cancel_grace: float = 1.0

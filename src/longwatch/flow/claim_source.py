@@ -16,6 +16,8 @@ from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.events.base import Events
 from longwatch.engine.claim_source import (
     ClaimedRow,
+    EngineSweeper,
+    EverySweep,
     ExchangeResult,
     GivenUp,
     Settlement,
@@ -35,6 +37,7 @@ from longwatch.flow.registry import GraphQueue, Registry
 from longwatch.flow.save_callbacks import SaveCallbacks
 from longwatch.flow.settler import AttemptSettler, SettledAttempts
 from longwatch.flow.sweeper import SWEEP_INTERVAL, FlowSweeper
+from longwatch.flow.turn_sweeper import FlowTurnSweeper
 from longwatch.flow.waiters import Waiters
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.blame import DEFAULT_BUDGET
@@ -207,10 +210,22 @@ class FlowClaimSource:
         return {seq: f"{execution}/{node}" for seq, execution, node in rows}
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002 - a node that is given up is no dead letter
-        if self._clock.monotonic() >= self._refresh_at:
-            self._refresh_at = self._clock.monotonic() + _REFRESH_INTERVAL
-            self.registry.refresh()
+        self._refresh()
         return self.sweeper.sweep_due()
+
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:
+        if not self.is_shared:
+            return EverySweep(self.sweep)
+        return FlowTurnSweeper(
+            self.database,
+            self.records,
+            self.registry,
+            self.sweeper,
+            refresh=self._refresh,
+            incarnation=incarnation,
+            selection=selection,
+            clock=self._clock,
+        )
 
     def next_due(self) -> float | None:
         return self._queue_cache.next_due(self._query_next_due)
@@ -251,6 +266,12 @@ class FlowClaimSource:
         return [settled[each.claim] for each in settlements]
 
     # --- queues ---
+
+    def _refresh(self) -> None:
+        """Read the graphs again from time to time: other processes may have changed them."""
+        if self._clock.monotonic() >= self._refresh_at:
+            self._refresh_at = self._clock.monotonic() + _REFRESH_INTERVAL
+            self.registry.refresh()
 
     def _queues_in_turn(self) -> list[GraphQueue]:
         registered = self.registry.registered().values()

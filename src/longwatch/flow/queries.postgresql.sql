@@ -129,6 +129,11 @@ FROM unnest(:queues::int8[]) AS wanted (queue)
 -- Seconds until the next delayed attempt of these queues is due; null if none is delayed.
 SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue = ANY (:queues::int8[])
 
+-- name: next_due_later
+-- Seconds until the next delayed attempt of these queues is due, without those that are due; null if there is none.
+SELECT min(ready_at) - :wall_now FROM longwatch_computations
+WHERE lease_state = 1 AND queue = ANY (:queues::int8[]) AND ready_at > :wall_now
+
 -- name: lock_queue
 -- Let no other transaction count and claim attempts of this queue until this one ends.
 SELECT pg_advisory_xact_lock(:queue)

@@ -142,19 +142,20 @@ class Registry:
         """Read the queues, the indexes and the clock again: another process may have given a node a
         queue of its own, begun an index, or emptied the store.
         """
-        self._database.read(self._read_store)
+        known = self._database.read(self._read_queues)
         self._cached = (
             self._database.generation,
-            {graph_id: self._look_up(graph_id, graph) for graph_id, graph in self.graphs.items()},
+            {
+                graph_id: _make_registered(graph, graph_id, known[graph_id])
+                if SHARED_QUEUE in known[graph_id]
+                else register(self._database, self._records, graph)
+                for graph_id, graph in self.graphs.items()
+            },
         )
 
-    def _look_up(self, graph_id: GraphId, graph: Graph) -> RegisteredGraph:
-        known = self._database.read(lambda tx: _stored_queues(tx, self._records, graph_id))
-        return (
-            _make_registered(graph, graph_id, known)
-            if SHARED_QUEUE in known
-            else register(self._database, self._records, graph)
-        )
+    def _read_queues(self, tx: Transaction) -> dict[GraphId, _StoredQueues]:
+        self._read_store(tx)
+        return {graph_id: _stored_queues(tx, self._records, graph_id) for graph_id in self.graphs}
 
     def find(self, name: str, version: str | None = None) -> GraphId:
         """Find a graph by its name; without a version, the version that was given last.

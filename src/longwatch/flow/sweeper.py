@@ -10,12 +10,14 @@
     retention   every 60 s, for graphs with `retention_days`: finished executions that are older,
                 and older attempts of executions with ticks (`retention.py`)
 
-Every worker runs them. An error in one sweep does not stop the others. The first worker that finds
-a periodic sweep due runs it and records its result; the others skip it. A sweep finds rows by a
-read, locks their executions, and changes a row only if it is still unchanged. It skips executions
-that another transaction has locked. So sweepers that meet do not wait for each other, and a sweeper
-that froze in the middle delays no other. The sweeper reads beat pages and processes of owners
-before the transaction, because a file may be slow. `attempt_blame` decides how each attempt ends.
+In a store that one machine uses, every worker runs them. In a store that many machines share, the
+worker that has the turn of a graph does (`turn_sweeper.py`). An error in one sweep does not stop
+the others. The first worker that finds a periodic sweep due runs it and records its result; the
+others skip it. A sweep finds rows by a read, locks their executions, and changes a row only if it
+is still unchanged. It skips executions that another transaction has locked. So sweepers that meet
+do not wait for each other, and a sweeper that froze in the middle delays no other. The sweeper
+reads beat pages and processes of owners before the transaction, because a file may be slow.
+`attempt_blame` decides how each attempt ends.
 """
 
 from __future__ import annotations
@@ -93,11 +95,11 @@ class FlowSweeper:
         self._claims = claims
         self._registry = registry
         self._clock = clock or SystemClock()
-        self._sweep = ClaimSweeper(claims, is_shared=database.is_shared)
+        self.claim_sweeper = ClaimSweeper(claims, is_shared=database.is_shared)
         self._indexes = NodeIndexes(database)
         self._complete_indexes: set[tuple[int, str]] = set()
         self._retention = Retention(database, records, self._clock)
-        self._lapsed_owners = LapsedOwners(database, records, self._sweep, self._clock)
+        self._lapsed_owners = LapsedOwners(database, records, self.claim_sweeper, self._clock)
         self._not_before: dict[str, float] = {}
 
     def sweep_due(self) -> int:
@@ -140,7 +142,7 @@ class FlowSweeper:
         return run_reported("dead", self._reclaim_from_dead, self.events, self._clock)
 
     def _reclaim_from_dead(self) -> int:
-        return sum(map(self._reclaim_from, self._database.read(self._sweep.dead_owners)))
+        return sum(map(self._reclaim_from, self._database.read(self.claim_sweeper.dead_owners)))
 
     def _reclaim_from(self, owner: LeaseOwner) -> int:
         leased = self._database.read(
@@ -149,10 +151,10 @@ class FlowSweeper:
             )
         )
         if not leased:
-            if self._database.write(lambda tx: self._sweep.delete_owner(tx, owner)):
-                self._sweep.remove_pages([owner])
+            if self._database.write(lambda tx: self.claim_sweeper.delete_owner(tx, owner)):
+                self.claim_sweeper.remove_pages([owner])
             return 0
-        if not self._sweep.has_ended(owner.incarnation):
+        if not self.claim_sweeper.has_ended(owner.incarnation):
             return 0
         look = self._lapsed_owners.look_at(owner)
         return self._reclaim([look.lease(row) for row in leased])

@@ -29,6 +29,8 @@ from typing import NamedTuple, Self
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.engine.claim_source import (
     ClaimedRow,
+    EngineSweeper,
+    EverySweep,
     ExchangeResult,
     GivenUp,
     Settlement,
@@ -258,6 +260,13 @@ class ManyMailboxes:
             for each in self._backends
         ]
         return self._any.sweeper.sweep(swept, on_given_up, hook=self._on_given_up)
+
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:
+        if not self.is_shared:
+            return EverySweep(self.sweep)
+        return self._any.turn_sweeper(
+            self._backends, incarnation, selection=selection, hook=self._on_given_up
+        )
 
     def next_due(self) -> float | None:
         query = self._sql[RowSelection.ANY]["next_due"]

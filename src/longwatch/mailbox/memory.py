@@ -18,6 +18,8 @@ from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import (
     BLAME_BY_OUTCOME,
     ClaimedRow,
+    EngineSweeper,
+    EverySweep,
     ExchangeResult,
     GivenUp,
     RowOutcome,
@@ -177,6 +179,9 @@ class MemoryBackend:
         for each in given_up:
             on_given_up(each)
         return swept
+
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:  # noqa: ARG002
+        return EverySweep(self.sweep)
 
     def next_due(self) -> float | None:
         contents = self.store.contents()

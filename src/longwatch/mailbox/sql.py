@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import (
+    EngineSweeper,
+    EverySweep,
     ExchangeResult,
     GivenUp,
     Settlement,
@@ -21,7 +23,13 @@ from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
 from longwatch.mailbox.sql_exchange import CLAIMED_COLUMNS, SqlExchange
 from longwatch.mailbox.sql_queue import SqlQueue, SqlQueueFinder
 from longwatch.mailbox.sql_sender import SqlSender
-from longwatch.mailbox.sql_sweeper import SqlSweeper, SweptMailbox
+from longwatch.mailbox.sql_sweeper import (
+    GivenUpHook,
+    SqlSweeper,
+    SweptMailbox,
+    ignore_given_up_in,
+)
+from longwatch.mailbox.sql_turn_sweeper import SqlTurnSweeper, TurnMailbox
 from longwatch.store.claims import Claim, Claims, RowSelection
 from longwatch.store.database import CALL_TIMEOUT, Database, StoreResetError, Transaction
 from longwatch.store.named_sql import load_queries
@@ -150,6 +158,11 @@ class SqlBackend:
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
         return self.sweeper.sweep([self.swept(self.limits.dead_retention)], on_given_up)
+
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:
+        if not self.is_shared:
+            return EverySweep(self.sweep)
+        return self.turn_sweeper([self], incarnation, selection=selection)
 
     def next_due(self) -> float | None:
         queue = self._queue()
@@ -285,6 +298,28 @@ class SqlBackend:
         old dead letters.
         """
         return SweptMailbox(self._queue(), self._dead_letters, retention)
+
+    def turn_sweeper(
+        self,
+        backends: Sequence[SqlBackend],
+        incarnation: Incarnation,
+        *,
+        selection: RowSelection,
+        hook: GivenUpHook = ignore_given_up_in,
+    ) -> SqlTurnSweeper:
+        """Return the sweeper of an engine over these mailboxes of the same store."""
+        return SqlTurnSweeper(
+            self.database,
+            self.sweeper,
+            self._sweep,
+            [TurnMailbox(each.name, each.prepare_sweep) for each in backends],
+            incarnation=incarnation,
+            selection=selection,
+            hook=hook,
+        )
+
+    def prepare_sweep(self, with_retention: bool) -> SweptMailbox:  # noqa: FBT001 - a callback
+        return self.swept(self.limits.dead_retention if with_retention else None)
 
     # --- helpers ---
 

@@ -68,26 +68,44 @@ class SqlSweeper:
         Reads first, and writes only if there is something to change. `on_given_up` is called after
         the commit.
         """
-        by_queue = {mailbox.queue: mailbox for mailbox in mailboxes}
+        given = list(mailboxes)
         plan = self._claim_sweeper.look(self._database)
-        stale = [by_queue[queue] for queue in sorted(self._find_stale(by_queue.values()))]
+        stale = self._database.read(lambda tx: self.find_stale(tx, given))
+        return self.change(plan, stale, given[0].dead_letters, on_given_up, hook=hook)
+
+    def change(
+        self,
+        plan: SweepPlan,
+        stale: Sequence[SweptMailbox],
+        dead_letters: SqlDeadLetters,
+        on_given_up: Callable[[GivenUp], None] = ignore_given_up,
+        *,
+        hook: GivenUpHook = ignore_given_up_in,
+    ) -> int:
+        """Make the changes of a sweep whose search is done. `dead_letters` of any mailbox gives up
+        messages of all mailboxes.
+        """
         if not stale and not any(plan):
             return 0
-        anyone = next(iter(by_queue.values())).dead_letters
-        swept = self._database.write(lambda tx: self._write(tx, plan, stale, anyone, hook))
+        swept = self._database.write(lambda tx: self._write(tx, plan, stale, dead_letters, hook))
         self._claim_sweeper.remove_pages(swept.deleted)
         for each in swept.given_up:
             on_given_up(each)
         return swept.rows
 
-    def _find_stale(self, mailboxes: Collection[SweptMailbox]) -> list[int]:
-        """Return the queues with due or expired messages or old dead letters."""
+    def find_stale(self, tx: Transaction, mailboxes: Iterable[SweptMailbox]) -> list[SweptMailbox]:
+        """Return the mailboxes with due or expired messages or old dead letters, in the order of
+        their queues.
+        """
+        by_queue = {mailbox.queue: mailbox for mailbox in mailboxes}
         parameters = {
-            "queues": self._claims.array_parameter(each.queue for each in mailboxes),
-            "retentions": self._claims.array_parameter(each.retention for each in mailboxes),
+            "queues": self._claims.array_parameter(by_queue),
+            "retentions": self._claims.array_parameter(
+                each.retention for each in by_queue.values()
+            ),
         }
-        rows = self._database.read(lambda tx: tx.rows(self._sql["stale_queues"], parameters))
-        return [queue for (queue,) in rows]
+        rows = tx.rows(self._sql["stale_queues"], parameters)
+        return [by_queue[queue] for queue in sorted(queue for (queue,) in rows)]
 
     def _write(
         self,

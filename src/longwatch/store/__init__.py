@@ -10,7 +10,9 @@ leases rows.
     blame.py        decides which counter of a row rises when a claim ends unsettled; suspects
     sweep.py        reclaims the rows of dead owners and of ended leases
     lapse_guard.py  delays the reclaim of ended leases after a step of the store's clock
-    host_lock.py    the one process of a host that looks for dead owners
+    sweep_turns.py  the one engine of a fleet that sweeps a queue or a table
+    host_owners.py  finds the dead owners of a host, in one of its processes
+    host_lock.py    the lock of that process
     retry.py        retries a call until a deadline
     migrations.py   brings the schema up to date
     forks.py        closes inherited connections in a forked child
@@ -81,7 +83,9 @@ Claimable rows: states, invariants, failure cases
 
 Notify: a commit notifies the channels that its transaction named, in this process and in others. A
     notification only wakes receivers that wait, and it may get lost. So every receiver is also
-    woken once a second and polls (`notify.listener`). Processes do not know of each other. On
+    woken once a second and polls (`notify.listener`). Engines of a PostgreSQL store poll every ten
+    seconds instead: the one that has the turn of a queue looks once a second, and notifies if a row
+    waits (`sweep_turns`). Processes do not know of each other. On
     PostgreSQL a process sends at most one notification in 10 ms, for all its channels
     (`postgres.notify_throttle`), and has one listener for each URL (`postgres.shared_clients`).
 """

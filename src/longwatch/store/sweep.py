@@ -80,7 +80,7 @@ class ReclaimedRow(NamedTuple):
     blame: Blame
 
 
-class _Candidates(NamedTuple):
+class Candidates(NamedTuple):
     """The rows that a look reads: the registered owners with their age and whether they hold a
     lease, the owners of lapsed leases, and how many renewing owners hold leases.
     """
@@ -88,6 +88,8 @@ class _Candidates(NamedTuple):
     owners: list[tuple[LeaseOwner, float, bool]]
     lapsed: list[LeaseOwner]
     renewing: int
+    has_lapses: bool = True
+    """Whether ended leases were searched."""
 
 
 class Reclaimed(NamedTuple):
@@ -110,7 +112,10 @@ class ClaimSweeper:
 
     def look(self, database: Database) -> SweepPlan:
         """Find the owners to reclaim from. Reads files, so call it outside any transaction."""
-        found = database.read(self._find_candidates)
+        return self.plan(database.read(self.find_candidates))
+
+    def plan(self, found: Candidates) -> SweepPlan:
+        """Inspect candidates. Reads files, so call it outside any transaction."""
         dead = [
             (owner, holds) for owner, _, holds in found.owners if self.has_ended(owner.incarnation)
         ]
@@ -121,7 +126,9 @@ class ClaimSweeper:
             lapsed=self._reclaimable(
                 [_see(owner) for owner in found.lapsed if owner.id not in ended],
                 renewing_holders=found.renewing - renewing,
-            ),
+            )
+            if found.has_lapses
+            else (),
             idle=[owner for owner, holds in dead if not holds]
             + [owner for owner, age, holds in found.owners if _is_forgotten(owner, age, holds)],
         )
@@ -180,15 +187,23 @@ class ClaimSweeper:
             found.is_dead() or (not self._is_shared and found.is_from_another_boot)
         )
 
-    def _find_candidates(self, transaction: Transaction) -> _Candidates:
-        lapsed = [
-            lease_owner(row)
-            for row in transaction.rows(self._claims.sql["lapsed_owners"], {"boot": boot_id()})
-        ]
+    def find_candidates(self, transaction: Transaction, *, lapses: bool = True) -> Candidates:
+        """Read what a plan is made of. Without `lapses` it leaves out ended leases, which takes a
+        search of all leases.
+        """
+        lapsed = self._find_lapsed(transaction) if lapses else []
         renewing = 0
         if any(owner.renew_seconds is not None for owner in lapsed):
             [(renewing,)] = transaction.rows(self._claims.sql["count_renewing"])
-        return _Candidates(self._find_owners(transaction), lapsed, renewing)
+        return Candidates(self._find_owners(transaction), lapsed, renewing, has_lapses=lapses)
+
+    def forget_lapses(self) -> None:
+        """Forget which owners were seen lapsed, because other processes have looked since."""
+        self._lapse_guard = LapseGuard()
+
+    def _find_lapsed(self, transaction: Transaction) -> list[LeaseOwner]:
+        rows = transaction.rows(self._claims.sql["lapsed_owners"], {"boot": boot_id()})
+        return [lease_owner(row) for row in rows]
 
     def _find_owners(self, transaction: Transaction) -> list[tuple[LeaseOwner, float, bool]]:
         parameters = {"boot": boot_id(), "retention": OWNER_RETENTION}

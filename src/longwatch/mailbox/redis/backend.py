@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from longwatch.core.clock import Wakeup
-from longwatch.engine.claim_source import ExchangeResult, GivenUp, Settlement, ignore_given_up
+from longwatch.engine.claim_source import (
+    EngineSweeper,
+    EverySweep,
+    ExchangeResult,
+    GivenUp,
+    Settlement,
+    ignore_given_up,
+)
 from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
@@ -184,6 +191,9 @@ class RedisBackend:
         for given_up in codec.unpack_given_up(self.name, swept.given_up):
             on_given_up(given_up)
         return swept.rows
+
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:  # noqa: ARG002
+        return EverySweep(self.sweep)
 
     def next_due(self) -> float | None:
         due = self.run_script("next_due")

@@ -1,0 +1,191 @@
+"""Sweeps mailboxes for one engine in a SQL store that many machines share, by turns.
+
+    turn of the table     dead owners that this host sees, and leases that have ended
+    turn of a mailbox     due and expired messages, old dead letters, messages that wait
+    lock of this host     dead owners that this host sees
+
+`store.sweep_turns` describes the turns, `store.host_owners` the lock. An engine that has none of
+them makes no call to the store. One round of an engine with turns is one transaction that reads,
+and a second one if there is something to change.
+
+A search for ended leases reads all leases of the table, because an index on their ends would make
+every renewal dearer. So the time until the next search grows with the time that the last one took:
+searches take at most `1 / LAPSE_PAUSE` of a connection, up to the longest pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
+
+from longwatch.core.clock import Clock, SystemClock
+from longwatch.engine.claim_source import GivenUp, SweepRound
+from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.sql_sweeper import (
+    GivenUpHook,
+    SqlSweeper,
+    SweptMailbox,
+    ignore_given_up_in,
+)
+from longwatch.store.blame import DEFAULT_BUDGET
+from longwatch.store.claims import SELECTED_SQL, RowSelection
+from longwatch.store.database import Database, Transaction
+from longwatch.store.host_owners import HostOwners
+from longwatch.store.named_sql import load_queries
+from longwatch.store.sweep import Candidates, ClaimSweeper, SweepPlan
+from longwatch.store.sweep_turns import SweepTurns
+
+TABLE = "longwatch_messages"
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks of an engine that has a turn."""
+LAPSE_PAUSE = 30
+"""How many times longer than a search for ended leases the pause after it is."""
+MAX_LAPSE_PAUSE = 30.0
+"""The longest such pause, in seconds: an ended lease waits so long at most."""
+RETENTION_INTERVAL = 60.0
+
+
+class TurnMailbox(NamedTuple):
+    """A mailbox that takes part: its name, and the function that prepares it for a sweep, with or
+    without its retention.
+    """
+
+    name: str
+    prepare: Callable[[bool], SweptMailbox]
+
+    @property
+    def turn(self) -> str:
+        return f"{TABLE}/{self.name}"
+
+
+class _Found(NamedTuple):
+    """What a look found: owners to inspect, mailboxes to change, the names of mailboxes in which
+    messages wait, and the seconds until a message is due.
+    """
+
+    candidates: Candidates | None
+    stale: list[SweptMailbox]
+    waiting: list[str]
+    next_due: float
+
+
+class SqlTurnSweeper:
+    """The `EngineSweeper` of an engine over these mailboxes."""
+
+    def __init__(  # noqa: PLR0913 - a store, its sweepers, and the engine
+        self,
+        database: Database,
+        sweeper: SqlSweeper,
+        claim_sweeper: ClaimSweeper,
+        mailboxes: Sequence[TurnMailbox],
+        *,
+        incarnation: Incarnation,
+        selection: RowSelection,
+        hook: GivenUpHook = ignore_given_up_in,
+        clock: Clock | None = None,
+    ) -> None:
+        self._database = database
+        self._sweeper = sweeper
+        self._claim_sweeper = claim_sweeper
+        self._mailboxes = mailboxes
+        self._hook = hook
+        self._clock = clock or SystemClock()
+        names = [TABLE, *(each.turn for each in mailboxes)]
+        self._turns = SweepTurns(database, names, holder=str(incarnation), clock=self._clock)
+        self._owners = HostOwners(database, claim_sweeper, TABLE, self._clock)
+        self._sql = _load(database.dialect, selection)
+        self._held: frozenset[str] = frozenset()
+        self._look_at = self._search_lapses_at = self._check_retention_at = -inf
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None]) -> SweepRound:
+        self._update_turns()
+        led = [each for each in self._mailboxes if each.turn in self._held]
+        changed = self._reclaim_dead(on_given_up)
+        if self._held and self._clock.monotonic() >= self._look_at:
+            changed += self._look_and_change(led, on_given_up)
+        next_in = self._look_at - self._clock.monotonic() if self._held else None
+        return SweepRound(changed, leads=bool(led), next_in=next_in)
+
+    def pause(self) -> None:
+        self._turns.pause()
+        self._held = frozenset()
+        self._owners.release()
+
+    def close(self) -> None:
+        self._owners.release()
+        self._turns.release()
+
+    def _update_turns(self) -> None:
+        before, self._held = self._held, self._turns.update()
+        if self._held - before:
+            self._look_at = -inf
+        if TABLE in self._held - before:  # other engines have looked meanwhile
+            self._claim_sweeper.forget_lapses()
+            self._search_lapses_at = -inf
+
+    # --- a look and its changes ---
+
+    def _look_and_change(
+        self, led: Sequence[TurnMailbox], on_given_up: Callable[[GivenUp], None]
+    ) -> int:
+        now = self._clock.monotonic()
+        checks_retention = bool(led) and now >= self._check_retention_at
+        mailboxes = [each.prepare(checks_retention) for each in led]
+        searches_lapses = TABLE in self._held and now >= self._search_lapses_at
+        found = self._database.read(lambda tx: self._look(tx, mailboxes, lapses=searches_lapses))
+        self._look_at = now + min(LOOK_INTERVAL, found.next_due)
+        if checks_retention:
+            self._check_retention_at = now + RETENTION_INTERVAL
+        if found.waiting:
+            self._database.notify(*found.waiting)
+        return self._change(found.candidates, found.stale, on_given_up)
+
+    def _look(self, tx: Transaction, mailboxes: Sequence[SweptMailbox], *, lapses: bool) -> _Found:
+        candidates = self._find_candidates(tx, lapses=lapses) if TABLE in self._held else None
+        if not mailboxes:
+            return _Found(candidates, [], [], inf)
+        parameters = {
+            "queues": [each.queue for each in mailboxes],
+            "max_crashes": DEFAULT_BUDGET.max_crashes,
+            "max_lost": DEFAULT_BUDGET.max_lost,
+        }
+        rows = tx.rows(self._sql["look_at_queues"], parameters)
+        return _Found(
+            candidates,
+            self._sweeper.find_stale(tx, mailboxes),
+            [name for name, is_waiting, _ in rows if is_waiting],
+            min((float(due) for _, _, due in rows if due is not None), default=inf),
+        )
+
+    def _find_candidates(self, tx: Transaction, *, lapses: bool) -> Candidates:
+        began = self._clock.monotonic()
+        candidates = self._claim_sweeper.find_candidates(tx, lapses=lapses)
+        if lapses:
+            now = self._clock.monotonic()
+            self._search_lapses_at = now + min(LAPSE_PAUSE * (now - began), MAX_LAPSE_PAUSE)
+        return candidates
+
+    def _reclaim_dead(self, on_given_up: Callable[[GivenUp], None]) -> int:
+        candidates = self._owners.find_dead()
+        return 0 if candidates is None else self._change(candidates, [], on_given_up)
+
+    def _change(
+        self,
+        candidates: Candidates | None,
+        stale: list[SweptMailbox],
+        on_given_up: Callable[[GivenUp], None],
+    ) -> int:
+        plan = SweepPlan() if candidates is None else self._claim_sweeper.plan(candidates)
+        if not stale and not any(plan):
+            return 0
+        dead_letters = self._mailboxes[0].prepare(False).dead_letters
+        return self._sweeper.change(plan, stale, dead_letters, on_given_up, hook=self._hook)
+
+
+def _load(dialect: str, selection: RowSelection) -> dict[str, str]:
+    """Load the queries. The budgets of each mailbox decide which messages are suspects."""
+    selected = SELECTED_SQL[selection]
+    for budget in ("max_crashes", "max_lost"):
+        selected = selected.replace(f":{budget}", f"coalesce(mailbox.{budget}, :{budget})")
+    return load_queries("longwatch.mailbox", "turn_queries", dialect, selected=selected)

@@ -1,0 +1,75 @@
+"""Finds dead owners of this host, in one of its processes, almost without calls to the store.
+
+Only a process of the same PID namespace sees at once that an owner has ended. The engine with the
+turn of the table may run on another host, so every host looks for its own dead owners. One process
+does it, chosen by a lock (`host_lock`). It remembers the owners of the store that it can see, and
+asks the kernel about them in each round. It reads the owners again
+
+- when a beat page has come or gone: an engine has started or stopped, and the modification time of
+  the directory of pages has changed;
+- every `REFRESH_SECONDS`, for owners whose pages are elsewhere or who have none (a bare `receive`).
+
+The lock's holder may be stopped (SIGSTOP). Then the dead owners of this host wait until the turn of
+the table comes to this host, or until their leases end.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from longwatch.core.clock import Clock, SystemClock
+from longwatch.host.runtime_dir import private_file_directory
+from longwatch.store.database import Database
+from longwatch.store.host_lock import HostLock
+from longwatch.store.sweep import Candidates, ClaimSweeper
+
+REFRESH_SECONDS = 10.0
+
+
+class HostOwners:
+    """The owners of one table that this process can see. Not thread-safe."""
+
+    def __init__(
+        self, database: Database, sweeper: ClaimSweeper, table: str, clock: Clock | None = None
+    ) -> None:
+        self._database = database
+        self._sweeper = sweeper
+        self._clock = clock or SystemClock()
+        self._lock = HostLock(f"{database.identity} {table}")
+        self._incarnations: list[str] = []
+        self._pages_changed_at = 0
+        self._refresh_at = -inf
+
+    def find_dead(self) -> Candidates | None:
+        """Return the owners to inspect if one of this host has ended, else None. None, too, if
+        another process of this host looks.
+        """
+        if not self._lock.acquire():
+            return None
+        found = self._refresh() if self._is_outdated() else None
+        if not any(map(self._sweeper.has_ended, self._incarnations)):
+            return None
+        return found or self._refresh()
+
+    def release(self) -> None:
+        """Leave the search to another process. Idempotent."""
+        self._lock.release()
+        self._refresh_at = -inf
+
+    def _is_outdated(self) -> bool:
+        """Whether owners may have been registered since the last call that returned True."""
+        before, self._pages_changed_at = self._pages_changed_at, _pages_changed_at()
+        return before != self._pages_changed_at or self._clock.monotonic() >= self._refresh_at
+
+    def _refresh(self) -> Candidates:
+        found = self._database.read(lambda tx: self._sweeper.find_candidates(tx, lapses=False))
+        self._incarnations = [owner.incarnation for owner, _, _ in found.owners]
+        self._refresh_at = self._clock.monotonic() + REFRESH_SECONDS
+        return found
+
+
+def _pages_changed_at() -> int:
+    try:
+        return private_file_directory().stat().st_mtime_ns
+    except OSError:
+        return 0
