@@ -23,6 +23,7 @@
 #   config      settings from file, environment and flags
 #   workers     the parent of worker processes: monitor, lease renewal, health, stack dumps
 #   app         the only wiring: builds the objects and connects them
+#   page        the status page: views, templates and HTTP server, in a process of its own
 #   cli         the command line          testing     the public test kit
 #
 # Names are loaded when they are first used (PEP 562), so that `import longwatch` costs next to

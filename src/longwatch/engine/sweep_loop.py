@@ -34,7 +34,9 @@ _FOLLOWER_SUSPECTS_INTERVAL = 30.0
 
 
 class SweepLoop:
-    """The sweeper thread of one engine run. `may_sweep` tells whether the leases are trusted."""
+    """The sweeper thread of one engine run. `may_sweep` returns whether its leases
+    are trusted.
+    """
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ process ends within a second of SIGTERM, whatever they do.
 
 A request passes these steps, all in `server`:
 
-    access    who may ask: host, origin, token (`access`, decisions without I/O)
+    access    which requests are allowed: host, origin, token (`access`, decisions without I/O)
     route     a path to a view or an action (`routes`, a table)
     view      the facts, from `PageData`, in the pool and under a timeout (`views`)
     render    facts to HTML by a template (`rendering`, everything escaped)

@@ -1,4 +1,4 @@
-"""Decides who may see the page and who may act. Pure: no server and no files.
+"""Decides which requests may read the page, and which may act. Pure: no server and no files.
 
 The decisions, in their order:
 
@@ -60,7 +60,7 @@ class AccessRequest:
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """Who may see and act. `hosts`: names of this page beside those of the loopback interface."""
+    """The rules of access. `hosts`: names of this page beside those of the loopback interface."""
 
     token: str = field(repr=False)
     hosts: frozenset[str] = frozenset()
