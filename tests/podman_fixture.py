@@ -36,7 +36,7 @@ from polling import eventually
 from process_facts import process_name
 from requires import require_tool
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 IMAGE = "localhost/bb:1"
 IMAGE_WITHOUT_TIMEOUT = "localhost/notimeout:1"
 _COMMANDS = (

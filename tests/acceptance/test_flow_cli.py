@@ -182,7 +182,7 @@ def test_a_server_without_tables_is_told_to_be_migrated_and_gets_none(place: Flo
         )
         words = [*SOURCE, "flow", "start", TARGET, "jobs"]
         said = refusal(run_to_end(words, place.cwd, STORE=url), code=2)
-        assert "is at schema 0 of 10; run `longwatch db migrate --store URL`, or " in said
+        assert "is at schema 0 of 12; run `longwatch db migrate --store URL`, or " in said
 
 
 def test_a_database_that_is_not_ours_is_left_as_it_is(place: FlowDirectory) -> None:

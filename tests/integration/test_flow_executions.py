@@ -428,6 +428,7 @@ class TestBadInput:
                 f"VALUES ({TOO_NEW}, 'of_tomorrow', '')"
             )
         )
+        database.close()  # what opens one URL shares connections, which have checked the schema
         with Flow(url, [scrape_graph()]) as flow:
             for act in (lambda: flow.start("scrape"), lambda: flow.execution("a"), flow.sweep):
                 with pytest.raises(SchemaTooNewError, match="upgrade Longwatch"):
