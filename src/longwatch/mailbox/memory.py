@@ -470,18 +470,7 @@ class MemoryBackend:
         ):
             return first.id
         if message.id not in queue.messages:
-            row = StoredMessage(
-                seq=next(contents.sequence),
-                queue=queue,
-                id=message.id,
-                body=message.body,
-                enqueued_at=wall,
-                expires_at=None if message.expires_in is None else wall + message.expires_in,
-                keep_expired=message.keep_expired,
-                dedupe_key=message.dedupe_key,
-                reply_to=message.reply_to,
-                headers=message.headers,
-            )
+            row = StoredMessage.sent(message, queue, seq=next(contents.sequence), wall=wall)
             queue.add(row, ready_at=wall + message.delay if message.delay > 0 else 0.0)
         return message.id
 

@@ -25,7 +25,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import GivenUp
 from longwatch.mailbox.headers import decode_headers, encode_headers
 from longwatch.mailbox.limits import EXPIRED, MailboxLimits, give_up_reason, is_kept
-from longwatch.mailbox.records import DeadLetter, MessageRecord
+from longwatch.mailbox.records import DeadLetter, MessageRecord, NewMessage
 from longwatch.store.blame import Blame, BlameBudget
 from longwatch.store.claims import RowSelection
 
@@ -69,6 +69,22 @@ class StoredMessage:
     traceback: str | None = None
     is_tracked_for_expiry: bool = False
     """Whether the row is in the heap of expiring rows."""
+
+    @classmethod
+    def sent(cls, message: NewMessage, queue: MemoryQueue, *, seq: int, wall: float) -> Self:
+        """Make the row of a new message."""
+        return cls(
+            seq=seq,
+            queue=queue,
+            id=message.id,
+            body=message.body,
+            enqueued_at=wall,
+            expires_at=None if message.expires_in is None else wall + message.expires_in,
+            keep_expired=message.keep_expired,
+            dedupe_key=message.dedupe_key,
+            reply_to=message.reply_to,
+            headers=message.headers,
+        )
 
     @classmethod
     def replayed(cls, letter: DeadLetter, queue: MemoryQueue, *, seq: int) -> Self:
