@@ -21,7 +21,13 @@ from longwatch.mailbox.sql import SqlBackend
 from longwatch.mailbox.sql_turn_sweeper import LAPSE_PAUSE
 from longwatch.store.claims import RowSelection
 from longwatch.store.postgres.database import PostgresDatabase
-from longwatch.store.sweep_turns import EXTEND_SECONDS, TURN_JITTER, TURN_SECONDS, SweepTurns
+from longwatch.store.sweep_turns import (
+    EXTEND_SECONDS,
+    TURN_JITTER,
+    TURN_SECONDS,
+    SqlTurnStorage,
+    SweepTurns,
+)
 from postgres_server import shared_server
 
 NAMES = ("queue", "table")
@@ -65,7 +71,7 @@ class Fleet:
 
     def engine(self, incarnation: str = "") -> SweepTurns:
         return SweepTurns(
-            self.database,
+            SqlTurnStorage(self.database),
             NAMES,
             holder=incarnation or str(Incarnation.current()),
             clock=self.clock,

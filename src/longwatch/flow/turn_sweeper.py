@@ -24,8 +24,8 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.store.blame import DEFAULT_BUDGET
 from longwatch.store.claims import NO_LIMIT, RowSelection
 from longwatch.store.database import Database, Transaction
-from longwatch.store.host_owners import HostOwners
-from longwatch.store.sweep_turns import SweepTurns
+from longwatch.store.host_owners import sql_host_owners
+from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks of an engine that has a turn."""
@@ -65,8 +65,10 @@ class FlowTurnSweeper:
             "max_lost": DEFAULT_BUDGET.max_lost if is_ordinary else NO_LIMIT,
         }
         self._graphs = {_turn_name(graph_id): graph_id for graph_id in registry.graphs}
-        self._turns = SweepTurns(database, list(self._graphs), holder=str(incarnation), clock=clock)
-        self._owners = HostOwners(database, sweeper.claim_sweeper, TABLE, clock)
+        self._turns = SweepTurns(
+            SqlTurnStorage(database), list(self._graphs), holder=str(incarnation), clock=clock
+        )
+        self._owners = sql_host_owners(database, sweeper.claim_sweeper, TABLE, clock)
         self._look_at = -inf
 
     def sweep(self, on_given_up: Callable[[GivenUp], None]) -> SweepRound:  # noqa: ARG002 - a node that is given up is no dead letter

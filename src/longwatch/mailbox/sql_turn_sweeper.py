@@ -31,10 +31,10 @@ from longwatch.mailbox.sql_sweeper import (
 from longwatch.store.blame import DEFAULT_BUDGET
 from longwatch.store.claims import SELECTED_SQL, RowSelection
 from longwatch.store.database import Database, Transaction
-from longwatch.store.host_owners import HostOwners
+from longwatch.store.host_owners import sql_host_owners
 from longwatch.store.named_sql import load_queries
 from longwatch.store.sweep import Candidates, ClaimSweeper, SweepPlan
-from longwatch.store.sweep_turns import SweepTurns
+from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns
 
 TABLE = "longwatch_messages"
 LOOK_INTERVAL = 1.0
@@ -92,8 +92,10 @@ class SqlTurnSweeper:
         self._hook = hook
         self._clock = clock or SystemClock()
         names = [TABLE, *(each.turn for each in mailboxes)]
-        self._turns = SweepTurns(database, names, holder=str(incarnation), clock=self._clock)
-        self._owners = HostOwners(database, claim_sweeper, TABLE, self._clock)
+        self._turns = SweepTurns(
+            SqlTurnStorage(database), names, holder=str(incarnation), clock=self._clock
+        )
+        self._owners = sql_host_owners(database, claim_sweeper, TABLE, self._clock)
         self._sql = _load(database.dialect, selection)
         self._held: frozenset[str] = frozenset()
         self._look_at = self._search_lapses_at = self._check_retention_at = -inf

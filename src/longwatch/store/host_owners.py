@@ -15,39 +15,59 @@ the table comes to this host, or until their leases end.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import Generic, Protocol, TypeVar
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.host.runtime_dir import private_file_directory
 from longwatch.store.database import Database
 from longwatch.store.host_lock import HostLock
-from longwatch.store.sweep import Candidates, ClaimSweeper
+from longwatch.store.sweep import Candidates, ClaimSweeper, LeaseOwner
 
 REFRESH_SECONDS = 10.0
 
 
-class HostOwners:
-    """The owners of one table that this process can see. Not thread-safe."""
+class ReadOwners(Protocol):
+    """Owners as a store lists them: each with its age in seconds, and whether it holds leases."""
+
+    @property
+    def owners(self) -> Sequence[tuple[LeaseOwner, float, bool]]: ...
+
+
+OwnersT = TypeVar("OwnersT", bound=ReadOwners)
+
+
+class HostOwners(Generic[OwnersT]):
+    """The owners of one table or mailbox that this process can see. Not thread-safe.
+
+    `key` names the store and the table. `read` reads all owners from the store. `has_ended` tells
+    whether an incarnation has certainly ended.
+    """
 
     def __init__(
-        self, database: Database, sweeper: ClaimSweeper, table: str, clock: Clock | None = None
+        self,
+        key: str,
+        read: Callable[[], OwnersT],
+        has_ended: Callable[[str], bool],
+        clock: Clock | None = None,
     ) -> None:
-        self._database = database
-        self._sweeper = sweeper
+        self._read = read
+        self._has_ended = has_ended
         self._clock = clock or SystemClock()
-        self._lock = HostLock(f"{database.identity} {table}")
+        self._lock = HostLock(key)
         self._incarnations: list[str] = []
         self._pages_changed_at = 0
         self._refresh_at = -inf
 
-    def find_dead(self) -> Candidates | None:
+    def find_dead(self) -> OwnersT | None:
         """Return the owners to inspect if one of this host has ended, else None. None, too, if
         another process of this host looks.
         """
         if not self._lock.acquire():
             return None
         found = self._refresh() if self._is_outdated() else None
-        if not any(map(self._sweeper.has_ended, self._incarnations)):
+        if not any(map(self._has_ended, self._incarnations)):
             return None
         return found or self._refresh()
 
@@ -61,11 +81,23 @@ class HostOwners:
         before, self._pages_changed_at = self._pages_changed_at, _pages_changed_at()
         return before != self._pages_changed_at or self._clock.monotonic() >= self._refresh_at
 
-    def _refresh(self) -> Candidates:
-        found = self._database.read(lambda tx: self._sweeper.find_candidates(tx, lapses=False))
+    def _refresh(self) -> OwnersT:
+        found = self._read()
         self._incarnations = [owner.incarnation for owner, _, _ in found.owners]
         self._refresh_at = self._clock.monotonic() + REFRESH_SECONDS
         return found
+
+
+def sql_host_owners(
+    database: Database, sweeper: ClaimSweeper, table: str, clock: Clock | None = None
+) -> HostOwners[Candidates]:
+    """Return the owners of one table of claims."""
+    return HostOwners(
+        f"{database.identity} {table}",
+        lambda: database.read(lambda tx: sweeper.find_candidates(tx, lapses=False)),
+        sweeper.has_ended,
+        clock,
+    )
 
 
 def _pages_changed_at() -> int:

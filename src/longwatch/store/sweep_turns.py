@@ -1,7 +1,8 @@
 """Turns: one engine of a fleet sweeps a queue or a table, however many engines there are.
 
-A store that many machines share has one row for each turn (`longwatch_sweeps`): who has it and
-until when, on the store's lease clock. Every engine asks for the turns that its queue needs.
+A store that many machines share keeps for each turn its holder and when it ends, on the store's
+lease clock: SQL in a row of `longwatch_sweeps`, Redis in the hash of the mailbox. Every engine asks
+for the turns that its queue needs.
 
     waiting ──free, ended, or its holder is dead──► held ─┐
        ▲                                            │  ▲  │ EXTEND_SECONDS are left: extend
@@ -9,7 +10,8 @@ until when, on the store's lease clock. Every engine asks for the turns that its
 
 What a turn allows
     the turn of a table   search the leases of the table that have ended, and the dead owners that
-                          this host can see
+                          this host can see. On Redis a mailbox has its own leases and owners, so
+                          the turn of its queue allows this too.
     the turn of a queue   look at it once a second: free due rows, give up expired ones, delete old
                           dead letters, count suspects. If a free row waits, notify: this finds rows
                           of a user's transaction, and rows whose hint no engine answered
@@ -24,8 +26,8 @@ Invariants
     4. An engine that waits calls the store only when the turn that it knows of has ended, with a
        random delay. An engine on the host of the holder sees whether the holder is dead, without
        the store, and then takes the turn at once.
-    5. No transaction waits for the row of a turn. A row that another transaction has locked is not
-       taken. A process that froze in the middle keeps it locked until the server ends its
+    5. In SQL, no transaction waits for the row of a turn. A row that another transaction has locked
+       is not taken. A process that froze in the middle keeps it locked until the server ends its
        transaction (`idle_in_transaction_session_timeout`).
 
 Failure cases
@@ -45,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.jitter import random_fraction
@@ -61,7 +63,8 @@ the rest, and asks again after it. So early extensions make the many that wait a
 """
 TURN_JITTER = 2.5
 """The most seconds that an engine waits beyond the end of a turn before it asks for it."""
-_RELEASE_TIMEOUT = 1.0
+RELEASE_TIMEOUT = 1.0
+"""The most seconds that an engine that stops waits for the store to release its turns."""
 
 
 class StoredTurn(NamedTuple):
@@ -71,16 +74,67 @@ class StoredTurn(NamedTuple):
     seconds_left: float = 0.0
 
 
+class TurnStorage(Protocol):
+    """Keeps turns for all engines of a store. Methods block on the store and raise its errors."""
+
+    def find(self, names: Sequence[str]) -> dict[str, StoredTurn]:
+        """Return these turns. A turn that no engine has ever had may be missing."""
+
+    def take(
+        self, names: Sequence[str], *, holder: str, ended: Sequence[str], seconds: float
+    ) -> set[str]:
+        """Give these turns to the holder for some seconds, and return those that it got.
+
+        It gets a turn that is free, is its own, has ended, would last longer than two turns, or is
+        that of a holder in `ended`. Idempotent.
+        """
+
+    def release(self, names: Sequence[str], *, holder: str) -> None:
+        """Free those of these turns that the holder has. Waits only briefly. Idempotent."""
+
+
+class SqlTurnStorage:
+    """Turns as rows of a SQL database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = load_queries("longwatch.store", "sweep_turns", database.dialect)
+
+    def find(self, names: Sequence[str]) -> dict[str, StoredTurn]:
+        query, parameters = self._sql["find_turns"], {"sweeps": list(names)}
+        rows = self._database.read(lambda tx: tx.rows(query, parameters))
+        found = {name: StoredTurn(holder or "", float(left or 0.0)) for name, holder, left in rows}
+        if missing := sorted({*names} - {*found}):
+            insert = self._sql["insert_turns"]
+            self._database.write(lambda tx: tx.execute(insert, {"sweeps": missing}))
+        return found
+
+    def take(
+        self, names: Sequence[str], *, holder: str, ended: Sequence[str], seconds: float
+    ) -> set[str]:
+        parameters = {
+            "sweeps": list(names),
+            "ended": list(ended),
+            "holder": holder,
+            "seconds": seconds,
+        }
+        query = self._sql["take_turns"]
+        return {name for (name,) in self._database.write(lambda tx: tx.rows(query, parameters))}
+
+    def release(self, names: Sequence[str], *, holder: str) -> None:
+        query, parameters = self._sql["release_turns"], {"sweeps": list(names), "holder": holder}
+        self._database.write(lambda tx: tx.execute(query, parameters), timeout=RELEASE_TIMEOUT)
+
+
 class SweepTurns:
     """The turns that one engine asks for. Not thread-safe. `holder` is its incarnation."""
 
     def __init__(
-        self, database: Database, names: Iterable[str], *, holder: str, clock: Clock | None = None
+        self, storage: TurnStorage, names: Iterable[str], *, holder: str, clock: Clock | None = None
     ) -> None:
-        self._database = database
+        self._storage = storage
         self._holder = holder
         self._clock = clock or SystemClock()
-        self._sql = load_queries("longwatch.store", "sweep_turns", database.dialect)
         self._held_until = dict.fromkeys(sorted(names), -inf)
         """By turn, when it ends if it is not extended, on `Clock.boottime()`."""
         self._ask_at = -inf
@@ -111,18 +165,15 @@ class SweepTurns:
         held = [name for name, until in self._held_until.items() if until > -inf]
         self.pause()
         if held:
-            query, parameters = self._sql["release_turns"], {"sweeps": held, "holder": self._holder}
             with suppress(StoreError):  # the turns end by themselves
-                self._database.write(
-                    lambda tx: tx.execute(query, parameters), timeout=_RELEASE_TIMEOUT
-                )
+                self._storage.release(held, holder=self._holder)
 
     def _should_ask(self, now: float) -> bool:
         return now >= self._ask_at or any(map(_has_ended, self._other_holders))
 
     def _ask(self, waiting: Sequence[str], due: Sequence[str], now: float) -> None:
         """Take those of the waiting turns that are free, and extend those that are due."""
-        found = self._find(waiting)
+        found = self._storage.find(waiting)
         ended = [turn.holder for turn in found.values() if _has_ended(turn.holder)]
         free = [name for name in waiting if self._is_free(found.get(name, StoredTurn()), ended)]
         self._plan_next_ask([found[name] for name in waiting if name not in free], now)
@@ -133,15 +184,6 @@ class SweepTurns:
         longest = max((turn.seconds_left for turn in turns), default=0.0)
         self._ask_at = now + longest + TURN_JITTER * random_fraction()
         self._other_holders = frozenset(turn.holder for turn in turns)
-
-    def _find(self, names: Sequence[str]) -> dict[str, StoredTurn]:
-        query, parameters = self._sql["find_turns"], {"sweeps": list(names)}
-        rows = self._database.read(lambda tx: tx.rows(query, parameters))
-        found = {name: StoredTurn(holder or "", float(left or 0.0)) for name, holder, left in rows}
-        if missing := sorted({*names} - {*found}):
-            insert = self._sql["insert_turns"]
-            self._database.write(lambda tx: tx.execute(insert, {"sweeps": missing}))
-        return found
 
     def _is_free(self, turn: StoredTurn, ended: Sequence[str]) -> bool:
         return (
@@ -154,15 +196,9 @@ class SweepTurns:
         wanted = sorted(names)
         if not wanted:
             return
-        parameters = {
-            "sweeps": wanted,
-            "ended": list(ended),
-            "holder": self._holder,
-            "seconds": TURN_SECONDS,
-        }
-        query = self._sql["take_turns"]
-        rows = self._database.write(lambda tx: tx.rows(query, parameters))
-        taken = {name for (name,) in rows}
+        taken = self._storage.take(
+            wanted, holder=self._holder, ended=list(ended), seconds=TURN_SECONDS
+        )
         for name in wanted:
             self._held_until[name] = now + TURN_SECONDS if name in taken else -inf
         if len(taken) < len(wanted):  # another engine was faster, or froze while it took them
