@@ -41,14 +41,15 @@ OwnersT = TypeVar("OwnersT", bound=ReadOwners)
 class HostOwners(Generic[OwnersT]):
     """The owners of one table or mailbox that this process can see. Not thread-safe.
 
-    `key` names the store and the table. `read` reads all owners from the store. `has_ended` tells
-    whether an incarnation has certainly ended.
+    `key` names the store and the table. `read` reads all owners from the store; called with False,
+    it may return None if none was registered since its last call. `has_ended` returns whether an
+    incarnation has certainly ended.
     """
 
     def __init__(
         self,
         key: str,
-        read: Callable[[], OwnersT],
+        read: Callable[[bool], OwnersT | None],
         has_ended: Callable[[str], bool],
         clock: Clock | None = None,
     ) -> None:
@@ -66,10 +67,10 @@ class HostOwners(Generic[OwnersT]):
         """
         if not self._lock.acquire():
             return None
-        found = self._refresh() if self._is_outdated() else None
+        found = self._refresh(always=False) if self._is_outdated() else None
         if not any(map(self._has_ended, self._incarnations)):
             return None
-        return found or self._refresh()
+        return found or self._refresh(always=True)
 
     def release(self) -> None:
         """Leave the search to another process. Idempotent."""
@@ -81,9 +82,10 @@ class HostOwners(Generic[OwnersT]):
         before, self._pages_changed_at = self._pages_changed_at, _pages_changed_at()
         return before != self._pages_changed_at or self._clock.monotonic() >= self._refresh_at
 
-    def _refresh(self) -> OwnersT:
-        found = self._read()
-        self._incarnations = [owner.incarnation for owner, _, _ in found.owners]
+    def _refresh(self, *, always: bool) -> OwnersT | None:
+        found = self._read(always)
+        if found is not None:
+            self._incarnations = [owner.incarnation for owner, _, _ in found.owners]
         self._refresh_at = self._clock.monotonic() + REFRESH_SECONDS
         return found
 
@@ -94,7 +96,7 @@ def sql_host_owners(
     """Return the owners of one table of claims."""
     return HostOwners(
         f"{database.identity} {table}",
-        lambda: database.read(lambda tx: sweeper.find_candidates(tx, lapses=False)),
+        lambda _: database.read(lambda tx: sweeper.find_candidates(tx, lapses=False)),
         sweeper.has_ended,
         clock,
     )

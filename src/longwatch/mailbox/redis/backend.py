@@ -13,7 +13,6 @@ import msgspec
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import (
     EngineSweeper,
-    EverySweep,
     ExchangeResult,
     GivenUp,
     Settlement,
@@ -26,9 +25,11 @@ from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.mailbox.redis import codec
 from longwatch.mailbox.redis.client import RetryMode, pack_arguments
-from longwatch.mailbox.redis.sweep import sweep
+from longwatch.mailbox.redis.sweep import RedisSweeper
+from longwatch.mailbox.redis.turn_sweeper import RedisTurnStorage, RedisTurnSweeper
 from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.lapse_guard import LapseGuard
+from longwatch.store.sweep_turns import SweepTurns
 
 if TYPE_CHECKING:
     from longwatch.mailbox.redis.store import RedisStore
@@ -79,7 +80,7 @@ _UNKNOWN_OWNER = RedisOwner()
 class RedisBackend:
     """One mailbox of a Redis store."""
 
-    is_shared = False
+    is_shared = True
 
     def __init__(
         self, store: RedisStore, name: str, *, limits: MailboxLimits | None = None
@@ -107,7 +108,7 @@ class RedisBackend:
         renew_seconds: float | None = None,
     ) -> int:
         owner = secrets.randbits(62)
-        self._open()
+        self.queue()
         registered = RedisOwner(
             str(incarnation), page, parent, renew_seconds, mailboxes={self.name}
         )
@@ -142,7 +143,7 @@ class RedisBackend:
         lease_seconds: float,
         selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
-        queue = self._open()
+        queue = self.queue()
         claim: dict[str, Any] = {
             "owner": owner,
             "limit": limit,
@@ -181,19 +182,18 @@ class RedisBackend:
         return found
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
-        swept = sweep(
-            self,
-            queue=self._open(),
-            retention=self.limits.dead_retention,
-            guard=self._lapse_guard,
-            now=self.store.clock.monotonic(),
-        )
-        for given_up in codec.unpack_given_up(self.name, swept.given_up):
-            on_given_up(given_up)
-        return swept.rows
+        self.queue()
+        return self._sweeper(self._lapse_guard).sweep(on_given_up)
 
-    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:  # noqa: ARG002
-        return EverySweep(self.sweep)
+    def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:
+        clock, identity = self.store.clock, self.store.identity
+        return RedisTurnSweeper(
+            self._sweeper(LapseGuard()),
+            SweepTurns(RedisTurnStorage(self), [self.name], holder=str(incarnation), clock=clock),
+            key=f"{identity} {self.name}",
+            selection=selection,
+            clock=clock,
+        )
 
     def next_due(self) -> float | None:
         due = self.run_script("next_due")
@@ -212,7 +212,7 @@ class RedisBackend:
         stores nothing twice, even if its messages are gone by then.
         """
         _require_no_transaction(tx)
-        self._open()
+        self.queue()
         request = secrets.token_hex(8)
         arguments = {
             "request": request,
@@ -242,7 +242,7 @@ class RedisBackend:
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         """Settle with one script call for each mailbox of the claims."""
         _require_no_transaction(tx)
-        self._open()
+        self.queue()
         return self._settle_everywhere(settlements)[0]
 
     def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
@@ -262,7 +262,7 @@ class RedisBackend:
         )
 
     def stats(self) -> MailboxStats:
-        self._open()
+        self.queue()
         ready, delayed, leased, dead, age, paused, expired = self.run_script("stats")
         return MailboxStats(
             ready, delayed, leased, dead, float(age) if age else None, bool(paused), expired
@@ -332,6 +332,16 @@ class RedisBackend:
         return self.store.resources().client.run_script(
             script, self.key, (jump.lease, jump.wall, *arguments), retry=retry
         )
+
+    def queue(self) -> int:
+        """Return the number of this mailbox. The first call stores the budgets that the caller has
+        set, for every process that uses the mailbox.
+        """
+        number = self.store.mailbox_number(self.name)
+        if self._budgets_to_store:
+            self.run_script("set_limits", budgets=self._budgets_to_store)
+            self._budgets_to_store = {}
+        return number
 
     def leased_numbers(self, owner: int) -> list[int]:
         """Return the numbers of the rows of this mailbox that an owner has leased."""
@@ -412,15 +422,13 @@ class RedisBackend:
 
     # --- helpers ---
 
-    def _open(self) -> int:
-        """Return the number of this mailbox. The first call stores the budgets that the caller has
-        set, for every process that uses the mailbox.
-        """
-        number = self.store.mailbox_number(self.name)
-        if self._budgets_to_store:
-            self.run_script("set_limits", budgets=self._budgets_to_store)
-            self._budgets_to_store = {}
-        return number
+    def _sweeper(self, guard: LapseGuard) -> RedisSweeper:
+        return RedisSweeper(
+            self,
+            retention=self.limits.dead_retention,
+            now=self.store.clock.monotonic,
+            guard=guard,
+        )
 
     def _settle_everywhere(
         self, settlements: Sequence[Settlement]

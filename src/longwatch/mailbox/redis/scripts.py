@@ -19,12 +19,14 @@ _PRELUDE_BY_SCRIPT: dict[str, tuple[str, ...]] = {
     "exchange": (*_WITH_BLAME, "claim"),
     "renew_one": _WITH_KEYS,
     "find_stale": _WITH_KEYS,
+    "find_turn": _WITH_KEYS,
     "next_due": _WITH_KEYS,
     "pause": _WITH_KEYS,
     "peek": _WITH_MESSAGES,
     "purge": _WITH_MESSAGES,
     "put": _WITH_MESSAGES,
     "register_mailbox": (),
+    "release_turn": _WITH_KEYS,
     "renew": _WITH_KEYS,
     "replay": _WITH_MESSAGES,
     "report_draining": _WITH_KEYS,
@@ -32,6 +34,7 @@ _PRELUDE_BY_SCRIPT: dict[str, tuple[str, ...]] = {
     "set_limits": _WITH_MESSAGES,
     "stats": _WITH_KEYS,
     "sweep": _WITH_BLAME,
+    "take_turn": _WITH_KEYS,
 }
 SCRIPT_NAMES = tuple(_PRELUDE_BY_SCRIPT)
 

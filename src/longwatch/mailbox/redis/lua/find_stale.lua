@@ -1,10 +1,17 @@
 -- Find what a sweep would change. Writes nothing. args: limit, retention (of dead letters, in
--- seconds; none: they are kept). The response, in msgpack:
+-- seconds; none: they are kept), reads ('all', 'owners' or 'queue'), version (of the owners that
+-- the caller knows), notifies ('ordinary' or 'any'; none: no). The response, in msgpack:
+--   version        changes whenever an owner is registered
 --   owners         {owner, incarnation, page, parent, whether it drains, seconds between its
---                  renewals, seconds since registration, whether it holds a lease}
---   lapsed leases  {owner, {number}}, with limit numbers of an owner at most
+--                  renewals, seconds since registration, whether it holds a lease}; none if the
+--                  caller knows them, and with 'queue' only if a lease has lapsed
+--   lapsed leases  {owner, {number}}, with limit numbers of an owner at most; none with 'owners'
 --   is stale       whether any message is due or has expired, or any dead letter is older than the
---                  retention
+--                  retention; false with 'owners'
+--   next due       seconds until the next delayed message is due; false if none is delayed
+--
+-- With `notifies` it also notifies if a message waits that may be claimed, because no engine may
+-- have answered the notification of the put. Ordinary engines may not claim suspects.
 --
 -- The caller compares the owners that lapsed with those that did not, so a few owners with many
 -- lapsed leases must not hide the others: the script reads 20,000 lapsed leases, oldest first.
@@ -53,5 +60,25 @@ local function lapsed()
   return found
 end
 
+local function next_due()
+  local now = '(' .. string.format('%.17g', WALL_NOW)
+  local first =
+    redis.call('ZRANGEBYSCORE', DELAYED, now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  return first[2] and first[2] - WALL_NOW or false
+end
+
+local function is_waiting()
+  return redis.call('HGET', BASE, 'paused') ~= '1' and (redis.call('ZCARD', READY) > 0
+    or args.notifies == 'any' and redis.call('ZCARD', SUSPECTS) > 0)
+end
+
+-- A process of before `registered` counts by the number of owners only.
+local version = (redis.call('HGET', BASE, 'registered') or '') .. ':' .. redis.call('HLEN', OWNERS)
+if args.reads == 'owners' then
+  return cmsgpack.pack({version, version ~= args.version and owners() or {}, {}, false, false})
+end
+if args.notifies and is_waiting() then notify() end
 local stale = has_due(DELAYED) or has_due(EXPIRING) or has_old_dead_letter() or false
-return cmsgpack.pack({owners(), lapsed(), stale})
+local found = lapsed()
+local needs_owners = args.reads == 'all' or #found > 0
+return cmsgpack.pack({version, needs_owners and owners() or {}, found, stale, next_due()})

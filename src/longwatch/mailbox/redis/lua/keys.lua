@@ -61,9 +61,10 @@ end
 -- renew_seconds.
 local function register_owner(owner, record)
   local page, parent = record.page or false, record.parent or false
-  redis.call('HSETNX', OWNERS, owner, cmsgpack.pack({
+  local is_new = redis.call('HSETNX', OWNERS, owner, cmsgpack.pack({
     record.incarnation, page, WALL_NOW, parent, record.is_draining, record.renew_seconds or false,
   }))
+  if is_new == 1 then redis.call('HINCRBY', BASE, 'registered', 1) end
 end
 
 -- Notify listeners. A failure, as for a user without permission to publish, must not stop the
