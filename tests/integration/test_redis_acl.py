@@ -11,9 +11,12 @@ import pytest
 import redis
 
 from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import ignore_given_up
+from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.redis.store import RedisStore
 from longwatch.mailbox.redis.transport import RedisNode
+from longwatch.store.claims import RowSelection
 from longwatch.testing.mailbox_suite import (
     admin_checks,
     dead_letter_checks,
@@ -76,6 +79,9 @@ def test_the_contract_holds_for_a_user_with_the_documented_rights(
     for suite in SUITES:
         for check in suite.CHECKS:
             check(harness)
+    sweeper = store.backend("work").sweeper_for(Incarnation.current(), selection=RowSelection.ANY)
+    assert sweeper.sweep(ignore_given_up).leads
+    sweeper.close()
     wakeup = Wakeup()
     store.backend("work").listen(wakeup)
     assert wakeup.block(20.0), "it is subscribed"

@@ -186,6 +186,17 @@ def test_a_paused_engine_has_no_turns_and_calls_nothing(fleet: Fleet) -> None:
     assert not first.update()
 
 
+def test_a_turn_that_ended_before_its_holder_extended_it_is_gained_again(fleet: Fleet) -> None:
+    """Another engine may have had it meanwhile."""
+    holder = fleet.engine()
+    holder.update()
+    assert BOTH == holder.gained
+    fleet.pass_time(TURN_SECONDS - 1.0)
+    assert (BOTH, frozenset()) == (holder.update(), holder.gained)
+    fleet.pass_time(TURN_SECONDS + TURN_JITTER)
+    assert (BOTH, BOTH) == (holder.update(), holder.gained)
+
+
 def test_a_turn_that_another_transaction_has_locked_is_neither_waited_for_nor_taken(
     fleet: Fleet,
 ) -> None:

@@ -119,10 +119,10 @@ class SqlTurnSweeper:
         self._turns.release()
 
     def _update_turns(self) -> None:
-        before, self._held = self._held, self._turns.update()
-        if self._held - before:
+        self._held = self._turns.update()
+        if self._turns.gained:
             self._look_at = -inf
-        if TABLE in self._held - before:  # other engines have looked meanwhile
+        if TABLE in self._turns.gained:  # other engines have looked meanwhile
             self._claim_sweeper.forget_lapses()
             self._search_lapses_at = -inf
 

@@ -140,6 +140,8 @@ class SweepTurns:
         self._ask_at = -inf
         """When to ask for the turns that others have."""
         self._other_holders: frozenset[str] = frozenset()
+        self.gained: frozenset[str] = frozenset()
+        """The turns that the last `update` got and that other engines may have had before it."""
 
     def update(self) -> frozenset[str]:
         """Return the turns that the engine has now. Calls the store only to extend a turn, and to
@@ -153,7 +155,9 @@ class SweepTurns:
         elif due:
             self._take(due, (), now)
         now = self._clock.boottime()
-        return frozenset(name for name, until in self._held_until.items() if now < until)
+        found = frozenset(name for name, until in self._held_until.items() if now < until)
+        self.gained = found.difference(held)
+        return found
 
     def pause(self) -> None:
         """Have no turn any more, without a call to the store. The next `update` asks again."""

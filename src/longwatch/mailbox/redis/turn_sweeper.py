@@ -111,8 +111,8 @@ class RedisTurnSweeper:
         self._turns.release()
 
     def _update_turn(self) -> None:
-        before, self._leads = self._leads, bool(self._turns.update())
-        if self._leads and not before:  # other engines have looked meanwhile
+        self._leads = bool(self._turns.update())
+        if self._turns.gained:  # other engines have looked meanwhile
             self._sweeper.forget_lapses()
             self._look_at = self._read_owners_at = -inf
 

@@ -6,7 +6,10 @@
 --   (itself)       hash    paused, seq (the last number given), expired (a count), dead_seq (the
 --                          last position given to a dead letter), max_failures, max_crashes and
 --                          max_lost (each as the last process set it that set it at all; none: the
---                          defaults in blame.lua)
+--                          defaults in blame.lua); sweeper and sweeper_until (the engine that
+--                          has the turn to sweep, by its incarnation, and when the turn ends;
+--                          store/sweep_turns.py); registered (how many times an owner was
+--                          registered); hinted_at (when a put behind other messages last notified)
 --   :messages      hash    id -> row: every message that is ready, delayed or leased
 --   :ready         zset    id by number: messages that may be leased, in order
 --   :suspects      zset    the same of suspects (blame.lua), which are leased one at a time

@@ -7,6 +7,7 @@
 -- times. The response is '=' when the ids are those sent, '+' and the ids when some differ, and '!'
 -- and the size of the mailbox when it is full.
 
+local HINT_SECONDS = 0.1
 local RESPONSE = BASE .. ':put:'
 local known = redis.call('GET', RESPONSE .. args.request)
 if known then return known end
@@ -69,6 +70,14 @@ local function is_full(added)
   return args.max_size and redis.call('HLEN', MESSAGES) + added > args.max_size
 end
 
+-- Whether the last notification of messages behind others was HINT_SECONDS ago.
+local function is_hint_due()
+  local hinted_at = tonumber(redis.call('HGET', BASE, 'hinted_at') or 0)
+  if math.abs(LEASE_NOW - hinted_at) < HINT_SECONDS then return false end
+  redis.call('HSET', BASE, 'hinted_at', string.format('%.6f', LEASE_NOW))
+  return true
+end
+
 local function store(messages)
   local number = redis.call('HINCRBY', BASE, 'seq', #messages) - #messages
   local ready, delayed, rows, expiring, keys = {}, {}, {}, {}, {}
@@ -89,8 +98,9 @@ local function store(messages)
   in_parts('ZADD', DELAYED, delayed)
   in_parts('ZADD', EXPIRING, expiring)
   in_parts('HSET', DEDUPE, keys)
-  -- Only a receiver that found the queue empty waits: others claim again without a notification.
-  if was_empty or #delayed > 0 then notify() end
+  -- A receiver waits that found the queue empty; others claim again without a notification. But an
+  -- idle engine may have ignored that one (engine/hint_gate.py).
+  if was_empty or #delayed > 0 or is_hint_due() then notify() end
 end
 
 local added, response = deduplicate(unpack_messages(ARGV[4]))
