@@ -11,12 +11,15 @@ import pytest
 from redis.crc import key_slot
 
 from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.engine.claim_source import ignore_given_up
 from longwatch.errors import StoreBusyError
+from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.redis import client as redis_client
 from longwatch.mailbox.redis.store import MAILBOXES_KEY, RedisStore
+from longwatch.store.claims import RowSelection
 from longwatch.testing.mailbox_suite import (
     admin_checks,
     dead_letter_checks,
@@ -74,6 +77,16 @@ def test_the_contract_holds_over_two_nodes_and_every_mailbox_is_in_one_slot(
         slots.setdefault(key.partition(b"{")[2].partition(b"}")[0], set()).add(key_slot(key))
     assert slots
     assert {name: {key_slot(name)} for name in slots} == slots
+
+
+def test_one_engine_sweeps_each_mailbox_on_whichever_node_it_is(store: RedisStore) -> None:
+    for name in NAMES:
+        backend = store.backend(name)
+        engines = [
+            backend.sweeper_for(Incarnation.current(), selection=RowSelection.ANY) for _ in range(2)
+        ]
+        assert [True, False] == [each.sweep(ignore_given_up).leads for each in engines]
+        engines[0].close()
 
 
 def test_mailboxes_are_found_on_whichever_node_has_them(

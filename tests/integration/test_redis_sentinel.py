@@ -11,18 +11,22 @@ from typing import Any
 import pytest
 
 from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import EngineSweeper, ignore_given_up
 from longwatch.errors import (
     LongwatchError,
     MailboxConnectionError,
     StoreBusyError,
+    StoreError,
     StoreUnreachableError,
     UsageError,
 )
+from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.redis.store import RedisStore
 from longwatch.mailbox.redis.transport import RedisNode
+from longwatch.store.claims import RowSelection
 from loopback import free_port
 from polling import eventually
 from redis_sentinel import Replication, running_replication
@@ -130,6 +134,27 @@ def test_a_master_that_is_killed_costs_no_message_that_its_replica_has() -> None
     assert [] == [sent for sent in traffic.sent if not traffic.done[sent]]
     assert [] == [done for done, times in traffic.done.items() if times > 1]
     assert len(traffic.done) <= len(traffic.sent) + traffic.unknown
+
+
+def test_the_turn_to_sweep_survives_a_failover() -> None:
+    """The holder goes on, or another engine takes the turn when it has ended."""
+    with running_replication() as replication, RedisStore(replication.url) as store:
+        engines = [
+            store.backend("work").sweeper_for(Incarnation.current(), selection=RowSelection.ANY)
+            for _ in range(2)
+        ]
+        assert [True, False] == [each.sweep(ignore_given_up).leads for each in engines]
+        before = replication.master
+        replication.wait_for_replica()
+        before.kill()
+        replication.wait_for_new_master(before)
+        assert eventually(lambda: 1 == sum(map(_leads, engines)))
+
+
+def _leads(engine: EngineSweeper) -> bool:
+    with suppress(StoreError):
+        return engine.sweep(ignore_given_up).leads
+    return False
 
 
 def _put(store: RedisStore) -> bool:
