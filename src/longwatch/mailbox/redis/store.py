@@ -8,6 +8,7 @@ later.
     store.py        the store: connections of a process, numbers of mailboxes, registered owners
     backend.py      one mailbox
     sweep.py        reclaims the messages of dead owners and of ended leases
+    turn_sweeper.py decides when an engine sweeps: engines take turns
     listener.py     receives notifications
     client.py       chooses the node, sets the deadline and retries
     transport.py    the connections to one server: one request, one reply
