@@ -9,8 +9,9 @@ engines do not know of each other. So each answers a hint with a probability p o
 
 p starts at 1, so a lone engine answers every hint. With many idle engines p sinks until about four
 of them answer a hint, however many there are. Halving after each miss would let 5 to 14 % of the
-messages wait. After three, it is below 1 % (`tests/unit/test_hint_gate.py` simulates this). A
-message whose hint no engine answers is found by the engine that has the sweep turn of the queue
+messages wait. After three, it is below 1 % (`tests/unit/test_hint_gate.py` simulates this). Only an
+engine that has found no row since its start halves p after each miss, down to 1/64, so that a fleet
+that has just started adapts within some messages. A message whose hint no engine answers is found by the engine that has the sweep turn of the queue
 (`store.sweep_turns`): it looks once a second, claims, and notifies again.
 
 Only `hint()` is decided here. `set()` always wakes: this process itself has made work, or the
@@ -29,6 +30,8 @@ from longwatch.host.periodic import RandomFraction
 
 MIN_PROBABILITY = 1 / 256
 MISSES_TO_HALVE = 3
+MIN_FIRST_PROBABILITY = 1 / 64
+"""Down to this, each miss of an engine that has found no row yet halves its probability."""
 
 
 class HintGate(Wakeup):
@@ -38,7 +41,15 @@ class HintGate(Wakeup):
     write only what the other may read late.
     """
 
-    __slots__ = ("_fraction", "_has_answered", "_has_news", "_is_shared", "_misses", "probability")
+    __slots__ = (
+        "_fraction",
+        "_has_answered",
+        "_has_found",
+        "_has_news",
+        "_is_shared",
+        "_misses",
+        "probability",
+    )
 
     def __init__(self, *, is_shared: bool, fraction: RandomFraction = random_fraction) -> None:
         super().__init__()
@@ -46,6 +57,7 @@ class HintGate(Wakeup):
         self._is_shared = is_shared
         self._fraction = fraction
         self._has_answered = False
+        self._has_found = False
         self._has_news = False
         self._misses = 0
 
@@ -78,10 +90,15 @@ class HintGate(Wakeup):
         """
         if has_found:
             self.probability = min(2 * self.probability, 1.0)
+            self._has_found = True
             self._misses = 0
         elif self._has_answered:
-            self._misses += 1
-            if self._misses == MISSES_TO_HALVE:
-                self.probability = max(self.probability / 2, MIN_PROBABILITY)
-                self._misses = 0
+            self._record_miss()
         self._has_answered = False
+
+    def _record_miss(self) -> None:
+        self._misses += 1
+        is_first = not self._has_found and self.probability > MIN_FIRST_PROBABILITY
+        if is_first or self._misses >= MISSES_TO_HALVE:
+            self.probability = max(self.probability / 2, MIN_PROBABILITY)
+            self._misses = 0
