@@ -5,7 +5,7 @@ processes of their own, eight of them with the runtime directory of one host; on
 process. Messages come from another process, one by one. Figures for 400 workers are extrapolated.
 
 In the environment: BENCH_BEFORE=4905986 the commit (`-`: none), BENCH_SECONDS=6 the length of a
-window, BENCH_SIZES=8,40,100 and BENCH_REDIS_SIZES=100,400 how many workers,
+window, BENCH_SIZES=40,100 and BENCH_REDIS_SIZES=100,400 how many workers,
 BENCH_PARTS=workers,flow,programs,sweeps,redis,snapshot,commits,slow_commits,threads,pooled,
 capacity,redis_capacity.
 """

@@ -84,7 +84,9 @@ class Fleet:
     # --- in the parent ---
 
     def claims(self) -> int:
-        """How many times the members have asked for rows so far."""
+        """How many times the members have asked for rows so far, apart from exchanges that also
+        settled one.
+        """
         return sum(
             _COUNTER.unpack_from(self._claims, place * _COUNTER.size)[0]
             for place in range(self.size)
@@ -190,7 +192,7 @@ def _count_claims(mailbox: Mailbox[Any], fleet: Fleet, number: int) -> None:
     exchange, lock = backend.exchange, threading.Lock()
 
     def counting(settlements: Any, *, limit: int, **rest: Any) -> Any:
-        if limit:
+        if limit and not settlements:
             with lock:
                 fleet.count_claim(number)
         return exchange(settlements, limit=limit, **rest)

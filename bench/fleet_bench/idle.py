@@ -13,12 +13,20 @@ from fleet_bench.site import Site
 from queue_bench.parts import env_list
 
 EXTRAPOLATED = 400
-SIZES = tuple(int(size) for size in env_list("BENCH_SIZES", "8,40,100"))
+SIZES = tuple(int(size) for size in env_list("BENCH_SIZES", "40,100"))
+FLOW_SIZES = (8, 40)
 LEASED = 100_000
 RATE = 20.0
 _WITH_MESSAGES = (1, 2, 8, max(SIZES))
 _SETTLE_SECONDS = 2.0
-_WARM_UP_MESSAGES = 40
+_STATISTICS_SECONDS = 11.0
+"""A backend of PostgreSQL reports the last transactions of a burst, such as those of a start, up to
+10 seconds late.
+"""
+_POLL_SECONDS = 10.0
+"""An idle engine polls once in this time. A window must not be shorter."""
+_WARM_UP_MESSAGES = 300
+"""An engine learns from each message how many hints to answer."""
 _LEASE_ROWS = """
     INSERT INTO longwatch_messages (queue, id, body, enqueued_at, owner, lease_until, term,
                                     deliveries, lease_state)
@@ -41,8 +49,7 @@ def measure_workers(site: Site) -> list[Figure]:
             fleet.grow(size)
             notifies.append((size, counter.take()))
             if size in SIZES:
-                time.sleep(_SETTLE_SECONDS)
-                loads[size] = postgres.load_of(site, site.seconds)
+                loads[size] = _idle_load(site)
             if size in _WITH_MESSAGES:
                 messages += _with_messages(site, fleet, size)
             counter.take()
@@ -67,10 +74,9 @@ def measure_flow_workers(site: Site) -> list[Figure]:
         run_executions(site.url, executions)
         per_execution = counter.take() / executions
         counter.close()
-        for size in SIZES[:2]:
+        for size in FLOW_SIZES:
             fleet.grow(size)
-            time.sleep(_SETTLE_SECONDS)
-            loads[size] = postgres.load_of(site, site.seconds)
+            loads[size] = _idle_load(site)
     return [
         *_idle_figures("flow worker", loads),
         Figure("NOTIFYs for an execution of three steps", per_execution, 1),
@@ -99,6 +105,11 @@ def measure_sweeps(site: Site) -> list[Figure]:
     return found
 
 
+def _idle_load(site: Site) -> Load:
+    time.sleep(_STATISTICS_SECONDS)
+    return postgres.load_of(site, max(site.seconds, _POLL_SECONDS))
+
+
 def _with_messages(site: Site, fleet: Fleet, size: int) -> list[Figure]:
     warm_up = _WARM_UP_MESSAGES if size > 8 else 10
     send_steadily(site.url, RATE, warm_up)
@@ -112,7 +123,7 @@ def _with_messages(site: Site, fleet: Fleet, size: int) -> list[Figure]:
     p50 = statistics.median(delays) * 1e3 if delays else None
     p99 = percentile(delays, 0.99)
     found = [
-        Figure(f"claims a message, {what}", claims / count, 1, "5" if is_large else "as before"),
+        Figure(f"claims for a message, {what}", claims / count, 1, "5" if is_large else "as before"),
         Figure(f"send to handler, {what}, p50 ms", p50, 1, "20" if is_large else "as before"),
         Figure(
             f"send to handler, {what}, p99 ms",
