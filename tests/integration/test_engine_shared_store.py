@@ -37,6 +37,20 @@ def test_the_wake_interval_of_the_listener_makes_no_poll() -> None:
         assert before == source.calls.count("exchange")
 
 
+def test_an_engine_that_holds_rows_compares_them_with_the_store_when_some_may_be_revoked() -> None:
+    source, gate = FakeSource(is_shared=True), GatedRunner()
+    with running_engine(gate, policy=POLICY, source=source) as rig:
+        rig.wait_idle()
+        rig.engine.check_revoked()
+        rig.wait_idle()
+        assert 0 == source.calls.count("held")
+        source.rows.append(FakeRow(1))
+        rig.pass_time(10.0)
+        assert 1 == gate.next_started()
+        rig.engine.check_revoked()
+        source.wait_for_calls("held", 1)
+
+
 @pytest.mark.parametrize("call", ["set", "hint"])
 def test_an_engine_that_is_woken_learns_when_a_row_is_due_and_claims_it_then(
     call: str,

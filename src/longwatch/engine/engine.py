@@ -101,9 +101,11 @@ class Engine(Service):
         return None if run is None else run.exchange_loop.reserve(limit)
 
     def check_revoked(self) -> None:
-        """Compare the held rows with the store, because another process may have revoked some."""
+        """Compare the held rows with the store, because another process may have revoked some. Does
+        nothing while the engine holds none.
+        """
         run = self._current_run
-        if run is not None:
+        if run is not None and run.exchange_loop.held_count():
             run.exchange_loop.request_audit(revoked=True)
 
     def blame_only_stalled(self, threshold: float) -> None:
