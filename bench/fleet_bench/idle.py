@@ -123,7 +123,9 @@ def _with_messages(site: Site, fleet: Fleet, size: int) -> list[Figure]:
     p50 = statistics.median(delays) * 1e3 if delays else None
     p99 = percentile(delays, 0.99)
     found = [
-        Figure(f"claims for a message, {what}", claims / count, 1, "5" if is_large else "as before"),
+        Figure(
+            f"claims for a message, {what}", claims / count, 1, "5" if is_large else "as before"
+        ),
         Figure(f"send to handler, {what}, p50 ms", p50, 1, "20" if is_large else "as before"),
         Figure(
             f"send to handler, {what}, p99 ms",

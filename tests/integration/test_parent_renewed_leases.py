@@ -131,8 +131,9 @@ def test_it_announces_its_leases_before_it_takes_any(parent: Parent) -> None:
             "page": here.source.pages[0],
             "source": {"kind": "fake", "url": "fake://", "name": "jobs"},
         } == here.announcement
-        gate.next_started()
+        here.source.wait_for_calls("exchange", 1)
         assert here.source.calls.index("register_owner") < here.source.calls.index("exchange")
+        gate.next_started()
 
 
 def test_it_announces_their_end_when_the_last_is_settled(parent: Parent) -> None:

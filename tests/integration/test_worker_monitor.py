@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -348,6 +348,43 @@ def test_after_a_suspend_nothing_is_swept_for_an_ended_worker_before_the_others_
 
 def renewals(source: FakeSource) -> int:
     return source.calls.count("renew")
+
+
+class JointSource(FakeSource):
+    """Renews several owners in one transaction."""
+
+    joint: list[list[int]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joint = []
+
+    def renew_owners(self, owners: Sequence[int], *, lease_seconds: float) -> list[int]:
+        with self._called("renew_owners"):
+            self.joint.append(list(owners))
+            return [len(self._held(owner)) for owner in owners]
+
+
+def test_engines_without_rows_share_a_renewal_and_a_busy_one_has_its_own(rig: MonitorRig) -> None:
+    """The rows of a busy engine would stay locked until the renewals of the others are done."""
+    source = rig.sources["store"] = JointSource()
+    source.rows.append(FakeRow(1, claim=Claim(1, 3, 1)))
+    pids = [2_000_000_000 + owner for owner in (1, 2, 3)]
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(fake_worker(rig, pid=pid, owner=owner))
+            for owner, pid in enumerate(pids, 1)
+        ]
+        for worker in workers:
+            rig.emit_started(worker.pid)
+            rig.report_lease(worker)
+        source.wait_for_calls("renew", 3)
+        rig.advance(10.0)
+        source.wait_for_calls("renew_owners", 1)
+        source.wait_for_calls("renew", 4)
+        assert eventually(lambda: all(each.page.trusted_until > 10.0 for each in workers))
+    assert {(1, 2)} == {tuple(sorted(owners)) for owners in source.joint}
+    assert [(1, ())] == source.renewals[3:4]
 
 
 def is_not_renewed(rig: MonitorRig, source: FakeSource) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import Wakeup
@@ -184,6 +184,16 @@ class EverySweep:
 
     def close(self) -> None:
         """Do nothing: no other engine relies on this one."""
+
+
+@runtime_checkable
+class JointRenewal(Protocol):
+    """A claim source that renews the leases of several owners in one transaction."""
+
+    def renew_owners(self, owners: Sequence[int], *, lease_seconds: float) -> list[int]:
+        """Extend every lease of these owners, as `ClaimSource.renew` does. Returns how many leases
+        it renewed for each.
+        """
 
 
 class ClaimSource(Protocol):

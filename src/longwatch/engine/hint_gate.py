@@ -11,8 +11,9 @@ p starts at 1, so a lone engine answers every hint. With many idle engines p sin
 of them answer a hint, however many there are. Halving after each miss would let 5 to 14 % of the
 messages wait. After three, it is below 1 % (`tests/unit/test_hint_gate.py` simulates this). Only an
 engine that has found no row since its start halves p after each miss, down to 1/64, so that a fleet
-that has just started adapts within some messages. A message whose hint no engine answers is found by the engine that has the sweep turn of the queue
-(`store.sweep_turns`): it looks once a second, claims, and notifies again.
+that has just started adapts within some messages. A message whose hint no engine answers is found
+by the engine that has the sweep turn of the queue (`store.sweep_turns`): it looks once a second,
+claims, and notifies again.
 
 Only `hint()` is decided here. `set()` always wakes: this process itself has made work, or the
 listener has missed notifications. `poll()` does not wake, because the engine polls by itself, more

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
+from typing import TypeVar
 
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import LeaseLost, LeasesRenewed
@@ -42,6 +43,7 @@ from longwatch.engine.source_call import SourceCall
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.store.claims import Claim
 
+T = TypeVar("T")
 _PARENT_SHARE = 0.9
 """Fraction of the trusted time that the engine leaves to a parent before it renews itself."""
 _EARLY = 0.2
@@ -62,8 +64,8 @@ class RenewalCall:
         self._clock = engine_context.clock
         self._source_call = SourceCall("renew", engine_context)
 
-    def run(self, renew: Callable[[], int]) -> int | None:
-        """Return the number of renewed rows, or None if the store did not confirm."""
+    def run(self, renew: Callable[[], T]) -> T | None:
+        """Return what the renewal returns, or None if the store did not confirm it."""
         rows = self._source_call.run(renew)
         if rows is None:
             self.schedule.failed(self._clock.boottime(), retry_in=self._source_call.retry_in)

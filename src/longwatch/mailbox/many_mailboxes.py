@@ -238,6 +238,9 @@ class ManyMailboxes:
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
         return self._any.renew(owner=owner, lease_seconds=lease_seconds, skip=skip)
 
+    def renew_owners(self, owners: Sequence[int], *, lease_seconds: float) -> list[int]:
+        return self._any.renew_owners(owners, lease_seconds=lease_seconds)
+
     def held(self, *, owner: int) -> list[Claim]:
         return self._any.held(owner=owner)
 

@@ -141,6 +141,13 @@ class SqlBackend:
             lambda tx: self._claims.renew(tx, owner=owner, lease_seconds=lease_seconds, skip=skip)
         )
 
+    def renew_owners(self, owners: Sequence[int], *, lease_seconds: float) -> list[int]:
+        return self.database.write(
+            lambda tx: [
+                self._claims.renew(tx, owner=owner, lease_seconds=lease_seconds) for owner in owners
+            ]
+        )
+
     def held(self, *, owner: int) -> list[Claim]:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 

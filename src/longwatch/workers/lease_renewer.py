@@ -1,5 +1,5 @@
 """Renews the leases of worker processes, for their parent: one thread a store, one statement an
-engine.
+engine. Engines that hold no rows share a transaction, which is sent when one of them is due.
 
 `core.lease` decides when. A renewal that the store does not confirm makes the whole thread back
 off: every other engine of the same store would fail, too. If a worker's leases are not renewed in
@@ -9,7 +9,7 @@ time, its own engine renews them (`engine.lease_renewer`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from longwatch.core.clock import Clock
@@ -18,7 +18,7 @@ from longwatch.core.events.base import Events
 from longwatch.core.events.engine import LeasesRenewed
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.core.lease import RenewalSchedule
-from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.claim_source import ClaimSource, JointRenewal
 from longwatch.engine.lease_renewer import RenewalCall
 from longwatch.engine.policy import EngineContext, EnginePolicy
 from longwatch.host.periodic import Cadence, Periodic
@@ -51,9 +51,7 @@ def open_claim_source(
 
 
 class WorkerLeaseRenewer(Service):
-    """Renews the leases in one store when they are due, one owner after another. `add` and `remove`
-    are thread-safe.
-    """
+    """Renews the leases in one store when they are due. `add` and `remove` are thread-safe."""
 
     def __init__(self, *, clock: Clock, events: Events) -> None:
         super().__init__(name="worker-lease-renewer", clock=clock)
@@ -93,16 +91,46 @@ class WorkerLeaseRenewer(Service):
         now = self._clock.boottime()
         if self._schedule.is_backing_off(now):
             return
-        with self._lock:
-            due = [leases for leases in self._leases.values() if leases.is_due(self._schedule, now)]
-        for leases in due:
-            if not self._renew(leases):
+        for group in self._groups():
+            is_due = any(leases.is_due(self._schedule, now) for leases in group)
+            if is_due and not self._renew(group):
                 return
 
-    def _renew(self, leases: EngineLeases) -> bool:
+    def _groups(self) -> list[list[EngineLeases]]:
+        """The leases that are renewed together: those of each busy engine, then those of all idle
+        engines of a table. Rows stay locked until the end of a transaction, so busy engines have
+        transactions of their own.
+        """
+        with self._lock:
+            known = list(self._leases.values())
+        shared = [each for each in known if each.is_idle and isinstance(each.source, JointRenewal)]
+        single = [[each] for each in known if each not in shared]
+        by_table = [
+            [each for each in shared if each.is_mailbox is is_mailbox]
+            for is_mailbox in (True, False)
+        ]
+        return [*single, *filter(None, by_table)]
+
+    def _renew(self, group: Sequence[EngineLeases]) -> bool:
         """Renew the leases; whether the store has confirmed it."""
         requested_at = self._clock.boottime()
-        rows = self._renewal_call.run(lambda: leases.renew(requested_at))
-        if rows:
-            self._events.emit(LeasesRenewed(engine=leases.engine, rows=rows))
-        return rows is not None
+        counts = self._renewal_call.run(lambda: _renew_group(group, requested_at))
+        if counts is None:
+            return False
+        for leases, rows in zip(group, counts, strict=True):
+            if rows:
+                self._events.emit(LeasesRenewed(engine=leases.engine, rows=rows))
+        return True
+
+
+def _renew_group(group: Sequence[EngineLeases], requested_at: float) -> list[int]:
+    """Renew the leases of engines in one transaction. Returns the number of rows of each."""
+    first, *others = group
+    if not (others and isinstance(first.source, JointRenewal)):
+        return [first.renew(requested_at)]
+    counts = first.source.renew_owners(
+        [each.owner for each in group], lease_seconds=WORKER_LEASE.lease_seconds
+    )
+    for leases, rows in zip(group, counts, strict=True):
+        leases.record_renewal(requested_at, rows)
+    return counts

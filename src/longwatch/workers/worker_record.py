@@ -74,6 +74,8 @@ class EngineLeases:
         self.name = locator["name"]
         self.is_mailbox = locator["kind"] == MAILBOX
         self.engine = engine
+        self.is_idle = False
+        """Whether the last renewal found no row."""
         self._lease: Lease | None = None
         """None until the first renewal is confirmed."""
 
@@ -89,9 +91,14 @@ class EngineLeases:
         rows.
         """
         count = self.source.renew(owner=self.owner, lease_seconds=WORKER_LEASE.lease_seconds)
+        self.record_renewal(requested_at, count)
+        return count
+
+    def record_renewal(self, requested_at: float, rows: int) -> None:
+        """Write the end of trust to the page after a renewal that the store has confirmed."""
+        self.is_idle = not rows
         self._lease = Lease(requested_at, WORKER_LEASE)
         self.page.trust_until(self._lease.trusted_until)
-        return count
 
 
 class WorkerRecord(ChildRecord):
