@@ -46,7 +46,7 @@ def worker(database: Database) -> ManualWorker:
 def notified(worker: ManualWorker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The channels that sweepers notify, apart from those of commits."""
     channels: list[str] = []
-    monkeypatch.setattr(worker.database, "notify", lambda *names: channels.extend(names))
+    monkeypatch.setattr(worker.database, "notify", lambda *names, **_: channels.extend(names))
     return channels
 
 

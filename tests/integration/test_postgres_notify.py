@@ -16,6 +16,7 @@ import pytest
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
+from longwatch.engine.hint_gate import HintGate
 from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.mailbox import open_mailbox
 from longwatch.store.postgres.connection import PostgresConnection
@@ -108,6 +109,17 @@ def test_a_process_does_not_receive_its_own_notifications(two: Two) -> None:
     notify(there, "after")
     assert after.block(TIMEOUT)
     assert not mine.is_set()
+
+
+def test_an_engine_that_ignores_hints_is_woken_by_a_notification_for_all(two: Two) -> None:
+    here, there = two
+    behind, gate = listen_on(there, "behind"), HintGate(is_shared=True, fraction=lambda: 1.0)
+    there.listen("x", gate)
+    here.notify("x", "behind")
+    assert behind.block(TIMEOUT)
+    assert not gate.is_set()
+    here.notify("x", to_all=True)
+    assert gate.block(TIMEOUT)
 
 
 def test_nothing_is_announced_that_was_not_committed(two: Two) -> None:

@@ -13,6 +13,7 @@ import pytest
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.mailbox import open_mailbox
+from longwatch.store.notify.listener import Received
 from longwatch.store.postgres import connection, listener
 from longwatch.store.postgres.connection import PostgresConnection
 from longwatch.store.postgres.connector import ServerAddress
@@ -153,9 +154,9 @@ class TestTheListener:
         assert eventually(lambda: len(wires) == 2)
         heard: list[list[str]] = []
 
-        def decode(_: str, payloads: list[str]) -> set[str]:
+        def decode(_: str, payloads: list[str]) -> Received:
             heard.append(payloads)
-            return set()
+            return Received()
 
         monkeypatch.setattr(listener, "decode_payloads", decode)
         assert eventually(lambda: _announced(heard))

@@ -15,6 +15,7 @@ import pytest
 
 from longwatch.core.fake_clock import FakeClock
 from longwatch.engine.claim_source import EngineSweeper, SweepRound, ignore_given_up
+from longwatch.engine.hint_gate import HintGate
 from longwatch.errors import StoreError
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.runtime_dir import runtime_directory
@@ -265,6 +266,25 @@ def test_a_message_whose_hint_every_engine_ignored_is_hinted_again_within_a_seco
     fleet.pass_time(1.0)
     sweep(leader)
     assert 0 == hints.count()
+
+
+def test_an_engine_that_ignores_hints_is_woken_by_the_second_look_that_finds_a_message_waiting(
+    fleet: Fleet, hints: Hints
+) -> None:
+    leader, gate = fleet.engine(), HintGate(is_shared=True, fraction=lambda: 1.0)
+    sweep(leader)
+    end = fleet.backend.listen(gate)
+    assert gate.block(20.0), "it is subscribed"
+    gate.clear()
+    fleet.backend.put(new_messages(1))
+    fleet.pass_time(1.0)
+    sweep(leader)
+    assert 2 == hints.count()
+    assert not gate.is_set()
+    fleet.pass_time(1.0)
+    sweep(leader)
+    assert gate.block(20.0)
+    end()
 
 
 def test_messages_that_no_engine_may_claim_are_not_hinted(fleet: Fleet, hints: Hints) -> None:

@@ -21,6 +21,7 @@ from longwatch.mailbox.sql import SqlBackend
 from longwatch.mailbox.sql_turn_sweeper import LAPSE_PAUSE
 from longwatch.store.claims import RowSelection
 from longwatch.store.postgres.database import PostgresDatabase
+from longwatch.store.postgres.notify_payload import for_all_receivers
 from longwatch.store.sweep_turns import (
     EXTEND_SECONDS,
     TURN_JITTER,
@@ -43,9 +44,9 @@ class CountingDatabase(PostgresDatabase):
         super().__init__(url)
         self.notified: list[str] = []
 
-    def notify(self, *channels: str) -> None:
-        self.notified += channels
-        super().notify(*channels)
+    def notify(self, *channels: str, to_all: bool = False) -> None:
+        self.notified += for_all_receivers(channels) if to_all else channels
+        super().notify(*channels, to_all=to_all)
 
     def read(self, work: Callable[[Any], Any], **how: Any) -> Any:
         self.calls += 1
@@ -279,6 +280,26 @@ def test_the_leader_notifies_while_a_message_waits(sweepers: Sweepers) -> None:
     sweepers.mailbox.receive()
     sweepers.sweep(leader)
     assert ["jobs"] == sweepers.database.notified
+
+
+def test_at_looks_2_4_and_8_that_find_a_message_waiting_no_engine_may_ignore_it(
+    sweepers: Sweepers,
+) -> None:
+    leader = sweepers.make()
+    sweepers.sweep(leader)
+    sweepers.mailbox.send("ignored")
+    asked_all = []
+    for look in range(1, 10):
+        sweepers.database.notified.clear()
+        sweepers.sweep(leader)
+        if "jobs!" in sweepers.database.notified:
+            asked_all.append(look)
+    sweepers.mailbox.receive()
+    sweepers.sweep(leader)
+    sweepers.mailbox.send("next")
+    sweepers.database.notified.clear()
+    sweepers.sweep(leader)
+    assert ([2, 4, 8], ["jobs"]) == (asked_all, sweepers.database.notified)
 
 
 def test_it_does_not_notify_of_messages_that_no_engine_may_claim(sweepers: Sweepers) -> None:

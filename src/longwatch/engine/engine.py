@@ -102,10 +102,10 @@ class Engine(Service):
 
     def check_revoked(self) -> None:
         """Compare the held rows with the store, because another process may have revoked some. Does
-        nothing while the engine holds none.
+        nothing while the engine holds none and claims none.
         """
         run = self._current_run
-        if run is not None and run.exchange_loop.held_count():
+        if run is not None and run.exchange_loop.may_hold_rows():
             run.exchange_loop.request_audit(revoked=True)
 
     def blame_only_stalled(self, threshold: float) -> None:

@@ -92,7 +92,7 @@ class DrainReport:
 class ExchangeLoop:
     """Makes the exchanges of one engine, in its own thread or in that of its only busy slot.
 
-    `hand_in`, `reserve`, `held_count`, `request_audit` and `wake` are thread-safe.
+    `hand_in`, `reserve`, `held_count`, `may_hold_rows`, `request_audit` and `wake` are thread-safe.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - it connects the parts of an engine
@@ -140,6 +140,10 @@ class ExchangeLoop:
     def held_count(self) -> int:
         """Return how many leases the engine holds, as far as it knows."""
         return len(self._fetcher.held) + len(self._settler.unsettled)
+
+    def may_hold_rows(self) -> bool:
+        """Return whether the engine holds leases, or may get some in the cycle that runs now."""
+        return self._cycle_lock.locked() or self.held_count() > 0
 
     def request_audit(self, *, revoked: bool = False) -> None:
         """Request a comparison of the leases with the store. `revoked`: another process has

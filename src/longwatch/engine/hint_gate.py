@@ -13,11 +13,12 @@ messages wait. After three, it is below 1 % (`tests/unit/test_hint_gate.py` simu
 engine that has found no row since its start halves p after each miss, down to 1/64, so that a fleet
 that has just started adapts within some messages. A message whose hint no engine answers is found
 by the engine that has the sweep turn of the queue (`store.sweep_turns`): it looks once a second,
-claims, and notifies again.
+and notifies again. From the second time on it asks every engine, so a message waits for about two
+seconds at most while any engine is idle.
 
-Only `hint()` is decided here. `set()` always wakes: this process itself has made work, or the
-listener has missed notifications. `poll()` does not wake, because the engine polls by itself, more
-rarely than the listener. `wake_for_audit()` wakes without a reason to claim.
+Only `hint()` is decided here. `set()` always wakes: this process itself has made work, every engine
+is asked, or the listener has missed notifications. `poll()` does not wake, because the engine polls
+by itself, more rarely than the listener. `wake_for_audit()` wakes without a reason to claim.
 
 Where the store is used by one machine only, a claim that finds nothing is a cheap read. Then every
 hint and every poll wakes.

@@ -25,7 +25,7 @@ from longwatch.store.blame import DEFAULT_BUDGET
 from longwatch.store.claims import NO_LIMIT, RowSelection
 from longwatch.store.database import Database, Transaction
 from longwatch.store.host_owners import sql_host_owners
-from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns
+from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns, WaitingQueues
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks of an engine that has a turn."""
@@ -69,6 +69,7 @@ class FlowTurnSweeper:
             SqlTurnStorage(database), list(self._graphs), holder=str(incarnation), clock=clock
         )
         self._owners = sql_host_owners(database, sweeper.claim_sweeper, TABLE, clock)
+        self._waiting = WaitingQueues()
         self._look_at = -inf
 
     def sweep(self, on_given_up: Callable[[GivenUp], None]) -> SweepRound:  # noqa: ARG002 - a node that is given up is no dead letter
@@ -100,8 +101,7 @@ class FlowTurnSweeper:
         found = self._database.read(lambda tx: self._find(tx, queues))
         self._look_at = now + min(LOOK_INTERVAL, self._sweeper.interval, found.next_due)
         ready = {queue.graph_id for queue in queues if queue.number in found.ready}
-        if ready:
-            self._database.notify(*map(work_channel, ready))
+        self._waiting.notify(self._database, [work_channel(graph_id) for graph_id in ready])
 
     def _find(self, tx: Transaction, queues: Sequence[GraphQueue]) -> _Found:
         parameters = {"queues": self._records.array_parameter([each.number for each in queues])}

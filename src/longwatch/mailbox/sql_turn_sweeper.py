@@ -34,7 +34,7 @@ from longwatch.store.database import Database, Transaction
 from longwatch.store.host_owners import sql_host_owners
 from longwatch.store.named_sql import load_queries
 from longwatch.store.sweep import Candidates, ClaimSweeper, SweepPlan
-from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns
+from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns, WaitingQueues
 
 TABLE = "longwatch_messages"
 LOOK_INTERVAL = 1.0
@@ -97,6 +97,7 @@ class SqlTurnSweeper:
         )
         self._owners = sql_host_owners(database, claim_sweeper, TABLE, self._clock)
         self._sql = _load(database.dialect, selection)
+        self._waiting = WaitingQueues()
         self._held: frozenset[str] = frozenset()
         self._look_at = self._search_lapses_at = self._check_retention_at = -inf
 
@@ -139,8 +140,7 @@ class SqlTurnSweeper:
         self._look_at = now + min(LOOK_INTERVAL, found.next_due)
         if checks_retention:
             self._check_retention_at = now + RETENTION_INTERVAL
-        if found.waiting:
-            self._database.notify(*found.waiting)
+        self._waiting.notify(self._database, found.waiting)
         return self._change(found.candidates, found.stale, on_given_up)
 
     def _look(self, tx: Transaction, mailboxes: Sequence[SweptMailbox], *, lapses: bool) -> _Found:

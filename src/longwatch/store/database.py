@@ -201,8 +201,10 @@ class Database(ABC):
     def read(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
         """Run work that only reads, on one consistent snapshot, without waiting for writers."""
 
-    def notify(self, *channels: str) -> None:
-        """Notify channels without writing anything."""
+    def notify(self, *channels: str, to_all: bool = False) -> None:  # noqa: ARG002 - the contract
+        """Notify channels without writing anything. `to_all`: idle receivers in a shared store may
+        not ignore it. In a store of one machine none ignores any notification.
+        """
 
         def work(transaction: Transaction) -> None:
             for channel in channels:

@@ -15,7 +15,8 @@ What a turn allows
     the turn of a queue   look at it once a second: free due rows, give up expired ones, delete old
                           dead letters, count suspects. If a free row waits, notify: this finds rows
                           of a user's transaction, and rows whose hint no engine answered
-                          (`engine.hint_gate`). Also look when the next delayed row is due.
+                          (`engine.hint_gate`). If rows still wait at the next look, no engine may
+                          ignore the notification. Also look when the next delayed row is due.
 
 Invariants
     1. A turn saves work and protects nothing. Sweeps of two engines do not disturb each other
@@ -124,6 +125,36 @@ class SqlTurnStorage:
     def release(self, names: Sequence[str], *, holder: str) -> None:
         query, parameters = self._sql["release_turns"], {"sweeps": list(names), "holder": holder}
         self._database.write(lambda tx: tx.execute(query, parameters), timeout=RELEASE_TIMEOUT)
+
+
+class WaitingQueues:
+    """Counts in how many looks in a row the holder of a turn has found rows that wait in a queue.
+
+    Idle engines answer few hints. If most engines of a fleet are busy, the few idle ones may ignore
+    every hint for seconds. So the second look that finds waiting rows notifies every engine, and so
+    do the 4th, the 8th and so on. They are rare, because rows that wait for long usually wait for a
+    busy fleet or a cap, and idle engines would ask for them in vain.
+    """
+
+    def __init__(self) -> None:
+        self._looks: dict[str, int] = {}
+
+    def asks_all(self, name: str) -> bool:
+        """Return whether a look that finds waiting rows now has to notify every engine."""
+        looks = self._looks.get(name, 0) + 1
+        return looks > 1 and looks.bit_count() == 1
+
+    def record(self, waiting: Iterable[str]) -> None:
+        """Count a look. `waiting`: the queues in which it found rows that wait."""
+        self._looks = {name: self._looks.get(name, 0) + 1 for name in waiting}
+
+    def notify(self, database: Database, waiting: Sequence[str]) -> None:
+        """Notify the engines of the queues in which a look found rows that wait, and count it."""
+        if waiting:
+            database.notify(*waiting)
+        if ignored := [name for name in waiting if self.asks_all(name)]:
+            database.notify(*ignored, to_all=True)
+        self.record(waiting)
 
 
 class SweepTurns:

@@ -21,6 +21,9 @@ from longwatch.store.notify.listener import (
     Received,
 )
 
+_FOR_ALL = b"all"
+"""The message that no receiver may ignore (lua/keys.lua)."""
+
 
 class RedisListener(NotificationListener):
     """Receives the notifications of the mailboxes of one server."""
@@ -67,7 +70,12 @@ class SubscriberConnection:
         while self._connection.can_read(timeout=0):
             messages.append(self._connection.read_response())
         self._received_at = time.monotonic()
-        return Received(_channels(messages, b"message"), missed=_channels(messages, b"subscribe"))
+        hints = [message for message in messages if message[-1] != _FOR_ALL]
+        asked = [message for message in messages if message[-1] == _FOR_ALL]
+        return Received(
+            _channels(hints, b"message"),
+            missed=_channels(messages, b"subscribe") | _channels(asked, b"message"),
+        )
 
     def check_alive(self) -> Received:
         """Send a PING on a silent connection. Raises ConnectionError when no reply has come."""

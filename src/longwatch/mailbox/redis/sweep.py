@@ -104,7 +104,8 @@ class Look(NamedTuple):
 
     `version` changes whenever an owner is registered. `lapsed`: numbers of ended leases by owner;
     None if they were not searched. `is_stale`: whether messages are due or have expired, or dead
-    letters are too old. `next_due`: the seconds until a delayed message is due.
+    letters are too old. `next_due`: the seconds until a delayed message is due. `is_waiting`:
+    whether messages wait, and the look has notified.
     """
 
     version: str
@@ -112,6 +113,7 @@ class Look(NamedTuple):
     lapsed: Sequence[tuple[str, Sequence[str]]] | None
     is_stale: bool
     next_due: float
+    is_waiting: bool
 
 
 class RedisSweeper:
@@ -139,10 +141,15 @@ class RedisSweeper:
         return self.change(self.look(), on_given_up)
 
     def look(
-        self, reads: Reads = Reads.ALL, *, version: str = "", notifies: str | None = None
+        self,
+        reads: Reads = Reads.ALL,
+        *,
+        version: str = "",
+        notifies: str | None = None,
+        to_all: bool = False,
     ) -> Look:
         """Find what there is to change. With `notifies`, `lua/find_stale.lua` notifies the mailbox
-        if messages wait.
+        if messages wait. `to_all`: no receiver may ignore it.
         """
         response = self._mailbox.run_script(
             "find_stale",
@@ -151,14 +158,16 @@ class RedisSweeper:
             reads=reads.value,
             version=version,
             notifies=notifies,
+            to_all=to_all,
         )
-        found, owners, lapsed, is_stale, next_due = msgspec.msgpack.decode(response)
+        found, owners, lapsed, is_stale, next_due, is_waiting = msgspec.msgpack.decode(response)
         return Look(
             found,
             [OwnerStatus(_lease_owner(owner), age, holds) for *owner, age, holds in owners],
             None if reads is Reads.OWNERS else lapsed,
             is_stale,
             next_due or inf,
+            is_waiting,
         )
 
     def forget_lapses(self) -> None:

@@ -25,10 +25,12 @@ from longwatch.mailbox.redis.sweep import Look, Reads, RedisSweeper, has_ended
 from longwatch.store.claims import RowSelection
 from longwatch.store.host_owners import HostOwners
 from longwatch.store.sweep import SWEEP_BATCH
-from longwatch.store.sweep_turns import RELEASE_TIMEOUT, StoredTurn, SweepTurns
+from longwatch.store.sweep_turns import RELEASE_TIMEOUT, StoredTurn, SweepTurns, WaitingQueues
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks of the engine that has the turn."""
+_QUEUE = "queue"
+"""The only queue of the sweeper."""
 OWNERS_INTERVAL = 10.0
 """Seconds between two looks that read all owners."""
 
@@ -87,6 +89,7 @@ class RedisTurnSweeper:
         self._owners = HostOwners(key, self._read_owners, has_ended, clock)
         self._notifies = "ordinary" if selection is RowSelection.ORDINARY else "any"
         self._clock = clock
+        self._waiting = WaitingQueues()
         self._leads = False
         self._look_at = self._read_owners_at = -inf
         self._owners_version = ""
@@ -121,7 +124,9 @@ class RedisTurnSweeper:
         now = self._clock.monotonic()
         reads_owners = now >= self._read_owners_at
         reads = Reads.ALL if reads_owners else Reads.QUEUE
-        found = self._sweeper.look(reads, notifies=self._notifies)
+        to_all = self._waiting.asks_all(_QUEUE)
+        found = self._sweeper.look(reads, notifies=self._notifies, to_all=to_all)
+        self._waiting.record([_QUEUE] if found.is_waiting else [])
         if reads_owners:
             self._read_owners_at = now + OWNERS_INTERVAL
         changed = self._sweeper.change(found, on_given_up)

@@ -10,7 +10,8 @@ A wakeup learns what has happened. Most wakeups do the same for all three:
 |----------|--------------------------------------------------------------------------------------|
 | `hint()` | another process notified a channel; other processes got that notification, too       |
 | `poll()` | a wake interval has passed, and notifications arrive                                 |
-| `set()`  | this process notified a channel, notifications were missed, or none can arrive       |
+| `set()`  | this process notified a channel, another process wants every receiver to look,       |
+|          | notifications were missed, or none can arrive                                        |
 
     not started ──first listen──► connecting ──► receiving ──close──► closed
                                    ▲      │          │
@@ -65,7 +66,9 @@ class Received(NamedTuple):
     hinted: ChannelsToWake = ()
     """Channels that another process has notified."""
     missed: ChannelsToWake = ()
-    """Channels that are received from now on; their earlier notifications were missed."""
+    """Channels that every receiver has to look at: they are received from now on and earlier
+    notifications were missed, or another process notified all receivers.
+    """
 
 
 @cache

@@ -38,7 +38,7 @@ from longwatch.store.postgres.connector import (
 )
 from longwatch.store.postgres.errors import CallTimeoutError, ConnectionLostError, first_line
 from longwatch.store.postgres.listener import PostgresListener
-from longwatch.store.postgres.notify_payload import encode_payloads
+from longwatch.store.postgres.notify_payload import encode_payloads, for_all_receivers
 from longwatch.store.postgres.notify_throttle import NotifyThrottle
 from longwatch.store.postgres.pool import ConnectionPool
 from longwatch.store.postgres.transaction import (
@@ -145,9 +145,11 @@ class PostgresClient:
             self._after_commit(unknown.transaction)
         return found
 
-    def notify(self, channels: Collection[str]) -> None:
-        """Notify channels without a commit. Other processes are notified in the background."""
-        self._throttle.defer(channels)
+    def notify(self, channels: Collection[str], *, to_all: bool = False) -> None:
+        """Notify channels without a commit. Other processes are notified in the background.
+        `to_all`: no receiver may ignore it.
+        """
+        self._throttle.defer(for_all_receivers(channels) if to_all else channels)
         self._listener.subscriptions.wake(channels)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:

@@ -138,8 +138,8 @@ class PostgresDatabase(Database):
         client, deadline = self._open(), Deadline.after(timeout, self._clock)
         return self._retry(lambda: self._read(client, work, deadline), client, deadline)
 
-    def notify(self, *channels: str) -> None:
-        self._open().notify(channels)
+    def notify(self, *channels: str, to_all: bool = False) -> None:
+        self._open().notify(channels, to_all=to_all)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
         return self._open().listen(channels, wakeup)

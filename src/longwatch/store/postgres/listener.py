@@ -113,7 +113,7 @@ class ListeningConnection:
 
     def receive(self) -> Received:
         self._silent_intervals = 0
-        return Received(decode_payloads(self._client_id, self._connection.notifications()))
+        return decode_payloads(self._client_id, self._connection.notifications())
 
     def check_alive(self) -> Received:
         """Query a server that was silent for long. Returns what came with the reply, which does not

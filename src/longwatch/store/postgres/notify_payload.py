@@ -1,6 +1,7 @@
 """The payload of a NOTIFY: `CLIENT/CHANNEL`, with further channels in further lines.
 
-A payload without a channel notifies every channel. The server's listeners skip payloads of their
+A payload without a channel notifies every channel. A `!` after the name of a channel asks every
+receiver to look; idle ones may ignore other hints. The server's listeners skip payloads of their
 own process, because it has already woken its own subscriptions.
 """
 
@@ -8,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from longwatch.store.notify.listener import ChannelsToWake
+from longwatch.store.notify.listener import Received
 
 MAX_PAYLOAD_BYTES = 7900
 """Bytes in one payload. PostgreSQL takes fewer than 8000."""
 MAX_PAYLOADS = 4
 """Payloads at once. More channels than they can name are notified by one payload for all."""
+
+
+_FOR_ALL = "!"
+
+
+def for_all_receivers(channels: Iterable[str]) -> set[str]:
+    """Return the names under which these channels are notified for every receiver."""
+    return {f"{channel}{_FOR_ALL}" for channel in channels}
 
 
 def encode_payloads(client_id: str, channels: Iterable[str]) -> list[str]:
@@ -34,10 +43,12 @@ def encode_payloads(client_id: str, channels: Iterable[str]) -> list[str]:
     return payloads
 
 
-def decode_payloads(client_id: str, payloads: Collection[str]) -> ChannelsToWake:
+def decode_payloads(client_id: str, payloads: Collection[str]) -> Received:
     """Return the channels that other processes have notified. Ignores what is no payload."""
     parts = [payload.partition("/") for payload in payloads]
     theirs = [channels for sender, slash, channels in parts if slash and sender != client_id]
     if "" in theirs:
-        return None
-    return {channel for channels in theirs for channel in channels.split("\n")}
+        return Received(hinted=None)
+    names = {channel for channels in theirs for channel in channels.split("\n")}
+    marked = {name for name in names if name.endswith(_FOR_ALL)}
+    return Received(names - marked, {name.removesuffix(_FOR_ALL) for name in marked})

@@ -1,6 +1,7 @@
 -- Find what a sweep would change. Writes nothing. args: limit, retention (of dead letters, in
 -- seconds; none: they are kept), reads ('all', 'owners' or 'queue'), version (of the owners that
--- the caller knows), notifies ('ordinary' or 'any'; none: no). The response, in msgpack:
+-- the caller knows), notifies ('ordinary' or 'any'; none: no), to_all (whether no receiver may
+-- ignore the notification). The response, in msgpack:
 --   version        changes whenever an owner is registered
 --   owners         {owner, incarnation, page, parent, whether it drains, seconds between its
 --                  renewals, seconds since registration, whether it holds a lease}; none if the
@@ -9,6 +10,7 @@
 --   is stale       whether any message is due or has expired, or any dead letter is older than the
 --                  retention; false with 'owners'
 --   next due       seconds until the next delayed message is due; false if none is delayed
+--   is waiting     whether it has notified
 --
 -- With `notifies` it also notifies if a message waits that may be claimed, because no engine may
 -- have answered the notification of the put. Ordinary engines may not claim suspects.
@@ -75,10 +77,13 @@ end
 -- A process of before `registered` counts by the number of owners only.
 local version = (redis.call('HGET', BASE, 'registered') or '') .. ':' .. redis.call('HLEN', OWNERS)
 if args.reads == 'owners' then
-  return cmsgpack.pack({version, version ~= args.version and owners() or {}, {}, false, false})
+  return cmsgpack.pack({
+    version, version ~= args.version and owners() or {}, {}, false, false, false,
+  })
 end
-if args.notifies and is_waiting() then notify() end
+local waits = args.notifies and is_waiting() or false
+if waits then notify(args.to_all and 'all') end
 local stale = has_due(DELAYED) or has_due(EXPIRING) or has_old_dead_letter() or false
 local found = lapsed()
 local needs_owners = args.reads == 'all' or #found > 0
-return cmsgpack.pack({version, needs_owners and owners() or {}, found, stale, next_due()})
+return cmsgpack.pack({version, needs_owners and owners() or {}, found, stale, next_due(), waits})

@@ -70,8 +70,8 @@ local function register_owner(owner, record)
   if is_new == 1 then redis.call('HINCRBY', BASE, 'registered', 1) end
 end
 
--- Notify listeners. A failure, as for a user without permission to publish, must not stop the
--- script half-way.
-local function notify()
-  redis.pcall('PUBLISH', BASE, '')
+-- Notify listeners. Idle receivers may ignore it, unless the message is 'all'. A failure, as for a
+-- user without permission to publish, must not stop the script half-way.
+local function notify(message)
+  redis.pcall('PUBLISH', BASE, message or '')
 end
