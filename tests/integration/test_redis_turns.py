@@ -13,17 +13,26 @@ from typing import Any
 
 import pytest
 
+from engine_rig import stop_advancing_clock
+from longwatch.core.clock import Wakeup
 from longwatch.core.fake_clock import FakeClock
 from longwatch.engine.claim_source import EngineSweeper, SweepRound, ignore_given_up
+from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.engine.hint_gate import HintGate
 from longwatch.errors import StoreError
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.runtime_dir import runtime_directory
+from longwatch.mailbox import open_mailbox
+from longwatch.mailbox.mailbox import Mailbox
+from longwatch.mailbox.message_runner import MessageRunner
+from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.redis.backend import RedisBackend
 from longwatch.mailbox.redis.store import RedisStore
+from longwatch.mailbox.redis.sweep import Reads
 from longwatch.mailbox.redis.turn_sweeper import OWNERS_INTERVAL, RedisTurnStorage
 from longwatch.store.claims import RowSelection
 from longwatch.store.sweep_turns import EXTEND_SECONDS, TURN_JITTER, TURN_SECONDS
+from polling import eventually
 from redis_rig import claim, crash, elsewhere, enter, fresh_store, new_messages, settled
 from redis_server import RedisServer, running_server
 
@@ -386,14 +395,24 @@ def test_looks_read_the_owners_only_if_a_lease_has_lapsed_or_rarely(
     assert [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0] == read
 
 
-def test_the_owners_are_read_again_only_after_a_registration(fleet: Fleet) -> None:
+def test_the_server_sends_the_owners_again_only_after_a_registration(fleet: Fleet) -> None:
+    engine = fleet.engine()
+    look = engine._sweeper.look  # type: ignore[attr-defined]
+    enter(fleet.backend, elsewhere())
+    known = look(Reads.OWNERS)
+    assert [1, 0] == [len(known.owners), len(look(Reads.OWNERS, version=known.version).owners)]
+    fleet.pass_time(3601.0)
+    fleet.backend.sweep()  # deletes the first, so that there is one owner before and after
+    enter(fleet.backend, elsewhere())
+    assert 1 == len(look(Reads.OWNERS, version=known.version).owners)
+
+
+def test_an_engine_reads_the_owners_again_if_asked_to(fleet: Fleet) -> None:
     engine = fleet.engine()
     enter(fleet.backend, elsewhere())
     found = engine._read_owners(False)  # type: ignore[attr-defined]
     assert [1, None] == [len(found.owners), engine._read_owners(False)]  # type: ignore[attr-defined]
     assert 1 == len(engine._read_owners(True).owners)  # type: ignore[attr-defined]
-    enter(fleet.backend, elsewhere())
-    assert 2 == len(engine._read_owners(False).owners)  # type: ignore[attr-defined]
 
 
 def test_a_registration_by_an_earlier_release_is_seen_too(
@@ -460,3 +479,44 @@ def test_a_sweep_of_an_earlier_release_takes_part_without_a_turn(
 def backend_of_before(server: RedisServer) -> Iterator[RedisBackend]:
     with RedisStore(server.url) as opened:
         yield opened.backend("work")
+
+
+# --- an engine ---
+
+
+class FirstHintIgnored:
+    """The chances of an engine: it ignores the first hint and answers all others."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __call__(self) -> float:
+        self.drawn += 1
+        return 1.0 if self.drawn == 1 else 0.0
+
+
+def test_an_engine_gets_a_message_whose_hint_it_ignored_about_a_second_later(
+    server: RedisServer, store: RedisStore
+) -> None:
+    mailbox: Mailbox[str] = open_mailbox(store, "work")
+    clock: FakeClock = store.clock  # type: ignore[assignment]
+    handled, chances, subscribed = threading.Event(), FirstHintIgnored(), Wakeup()
+    mailbox.backend.listen(subscribed)
+    assert subscribed.block(20.0), "later subscriptions wake no engine"
+    runner = MessageRunner(mailbox, lambda _message, _context: handled.set())
+    engine = Engine(mailbox.backend, runner, policy=EnginePolicy(), clock=clock)
+    with RedisStore(server.url) as sender, engine:
+        gate = engine._current_run._wakeup  # type: ignore[union-attr]
+        assert eventually(lambda: turn_is_held(store) and not gate.is_set())
+        gate.probability, gate._fraction = 0.5, chances
+        sender.backend("work").put([NewMessage(id=new_id(), body=b'"ignored"')])
+        assert eventually(lambda: chances.drawn == 1)
+        assert not handled.is_set()
+        for _ in range(5):
+            clock.advance(0.25, parked=clock.parked)
+        assert handled.wait(20.0)
+        stop_advancing_clock(engine, clock)
+
+
+def turn_is_held(store: RedisStore) -> bool:
+    return RedisTurnStorage(store.backend("work")).find(["work"])["work"].holder != ""
