@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
-from engine_rig import stop_advancing_clock
+from engine_rig import IDLE_THREADS, stop_advancing_clock
 from longwatch.core.clock import Wakeup
 from longwatch.core.fake_clock import FakeClock
-from longwatch.engine.claim_source import EngineSweeper, SweepRound, ignore_given_up
+from longwatch.engine.claim_source import EngineSweeper, RowOutcome, SweepRound, ignore_given_up
 from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.engine.hint_gate import HintGate
 from longwatch.errors import StoreError
@@ -25,7 +25,6 @@ from longwatch.host.runtime_dir import runtime_directory
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import MessageRunner
-from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.redis.backend import RedisBackend
 from longwatch.mailbox.redis.store import RedisStore
 from longwatch.mailbox.redis.sweep import Reads
@@ -278,22 +277,22 @@ def test_a_message_whose_hint_every_engine_ignored_is_hinted_again_within_a_seco
 
 
 def test_an_engine_that_ignores_hints_is_woken_by_the_second_look_that_finds_a_message_waiting(
-    fleet: Fleet, hints: Hints
+    server: RedisServer, fleet: Fleet, hints: Hints
 ) -> None:
     leader, gate = fleet.engine(), HintGate(is_shared=True, fraction=lambda: 1.0)
     sweep(leader)
-    end = fleet.backend.listen(gate)
-    assert gate.block(20.0), "it is subscribed"
-    gate.clear()
-    fleet.backend.put(new_messages(1))
-    fleet.pass_time(1.0)
-    sweep(leader)
-    assert 2 == hints.count()
-    assert not gate.is_set()
-    fleet.pass_time(1.0)
-    sweep(leader)
-    assert gate.block(20.0)
-    end()
+    with RedisStore(server.url) as there:
+        there.backend("work").listen(gate)
+        assert gate.block(20.0), "it is subscribed"
+        gate.clear()
+        fleet.backend.put(new_messages(1))
+        fleet.pass_time(1.0)
+        sweep(leader)
+        assert 2 == hints.count()
+        assert not gate.is_set()
+        fleet.pass_time(1.0)
+        sweep(leader)
+        assert gate.block(20.0)
 
 
 def test_messages_that_no_engine_may_claim_are_not_hinted(fleet: Fleet, hints: Hints) -> None:
@@ -484,39 +483,92 @@ def backend_of_before(server: RedisServer) -> Iterator[RedisBackend]:
 # --- an engine ---
 
 
-class FirstHintIgnored:
-    """The chances of an engine: it ignores the first hint and answers all others."""
+class NoHintAnswered:
+    """The chances of an engine that ignores every hint."""
 
     def __init__(self) -> None:
         self.drawn = 0
 
     def __call__(self) -> float:
         self.drawn += 1
-        return 1.0 if self.drawn == 1 else 0.0
+        return 1.0
+
+
+class IdleEngine:
+    """An engine over one mailbox that has the turn, is idle, and ignores every hint."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.handled, self.chances = threading.Event(), NoHintAnswered()
+        self.clock: FakeClock = store.clock  # type: ignore[assignment]
+        opening: Any = open_mailbox
+        mailbox: Mailbox[Any] = opening(store, "work")
+        subscribed = Wakeup()
+        mailbox.backend.listen(subscribed)
+        assert subscribed.block(20.0), "later subscriptions wake no engine"
+        runner = MessageRunner(mailbox, lambda _message, _context: self.handled.set())
+        self._engine = Engine(mailbox.backend, runner, policy=EnginePolicy(), clock=self.clock)
+
+    def __enter__(self) -> Self:
+        self._engine.start()
+        gate = self._engine._current_run._wakeup  # type: ignore[union-attr]
+        gate.probability, gate._fraction = 0.5, self.chances
+        self.clock.await_parked(IDLE_THREADS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop_advancing_clock(self._engine, self.clock)
 
 
 def test_an_engine_gets_a_message_whose_hint_it_ignored_about_a_second_later(
     server: RedisServer, store: RedisStore
 ) -> None:
-    mailbox: Mailbox[str] = open_mailbox(store, "work")
-    clock: FakeClock = store.clock  # type: ignore[assignment]
-    handled, chances, subscribed = threading.Event(), FirstHintIgnored(), Wakeup()
-    mailbox.backend.listen(subscribed)
-    assert subscribed.block(20.0), "later subscriptions wake no engine"
-    runner = MessageRunner(mailbox, lambda _message, _context: handled.set())
-    engine = Engine(mailbox.backend, runner, policy=EnginePolicy(), clock=clock)
-    with RedisStore(server.url) as sender, engine:
-        gate = engine._current_run._wakeup  # type: ignore[union-attr]
-        assert eventually(lambda: turn_is_held(store) and not gate.is_set())
-        gate.probability, gate._fraction = 0.5, chances
-        sender.backend("work").put([NewMessage(id=new_id(), body=b'"ignored"')])
-        assert eventually(lambda: chances.drawn == 1)
-        assert not handled.is_set()
+    with RedisStore(server.url) as sender, IdleEngine(store) as engine:
+        sender.backend("work").put(new_messages(1))
+        assert eventually(lambda: engine.chances.drawn == 1)
+        assert not engine.handled.is_set()
         for _ in range(5):
-            clock.advance(0.25, parked=clock.parked)
-        assert handled.wait(20.0)
-        stop_advancing_clock(engine, clock)
+            engine.clock.advance(0.25, parked=engine.clock.parked)
+        assert engine.handled.wait(20.0)
 
 
-def turn_is_held(store: RedisStore) -> bool:
-    return RedisTurnStorage(store.backend("work")).find(["work"])["work"].holder != ""
+def test_an_engine_ignores_no_message_that_its_own_process_sends(store: RedisStore) -> None:
+    with IdleEngine(store) as engine:
+        store.backend("work").put(new_messages(1))
+        assert engine.handled.wait(20.0)
+
+
+def test_an_engine_ignores_no_message_that_its_own_process_makes_ready(store: RedisStore) -> None:
+    backend = store.backend("work")
+    backend.put(new_messages(1, delay=60.0))
+    with IdleEngine(store) as engine:
+        store.jump.wall += 60.0
+        assert 1 == backend.sweep()
+        assert engine.handled.wait(20.0)
+
+
+def test_an_engine_ignores_no_message_that_its_own_process_replays(store: RedisStore) -> None:
+    backend = store.backend("work")
+    [sent] = backend.put(new_messages(1))
+    [row] = claim(backend, enter(backend))
+    settled(backend, row.claim, outcome=RowOutcome.DEAD, reason="failed")
+    with IdleEngine(store) as engine:
+        assert [True] == backend.replay([sent])
+        assert engine.handled.wait(20.0)
+
+
+def test_an_engine_ignores_no_message_that_its_own_process_releases_or_resumes(
+    store: RedisStore,
+) -> None:
+    backend = store.backend("work")
+    backend.put(new_messages(2))
+    rows = claim(backend, enter(backend), 2)
+    with IdleEngine(store) as engine:
+        settled(backend, rows[0].claim, outcome=RowOutcome.RELEASED)
+        assert engine.handled.wait(20.0)
+        engine.handled.clear()
+        backend.pause(paused=True)
+        with RedisStore(store.url) as other:
+            other.mailbox_number("work")
+            settled(other.backend("work"), rows[1].claim, outcome=RowOutcome.RELEASED)
+        backend.pause(paused=False)
+        assert engine.handled.wait(20.0)

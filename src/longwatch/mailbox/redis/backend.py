@@ -15,6 +15,7 @@ from longwatch.engine.claim_source import (
     EngineSweeper,
     ExchangeResult,
     GivenUp,
+    RowOutcome,
     Settlement,
     ignore_given_up,
 )
@@ -75,6 +76,7 @@ class RedisOwner:
 
 
 _UNKNOWN_OWNER = RedisOwner()
+_RELEASING = {RowOutcome.FAILED, RowOutcome.CRASHED, RowOutcome.RELEASED}
 
 
 class RedisBackend:
@@ -233,6 +235,7 @@ class RedisBackend:
                 "let its workers catch up, or raise max_size"
             )
         self._confirmed_puts.append(request)
+        self.wake_here()
         return (
             [message.id for message in messages]
             if response == b"="
@@ -277,6 +280,7 @@ class RedisBackend:
     def pause(self, *, paused: bool) -> None:
         self.store.mailbox_number(self.name)
         self.run_script("pause", paused=paused)
+        self.wake_here()
 
     def notify(self) -> None:
         """Does nothing: there are no transactions of users, and every send has notified."""
@@ -309,10 +313,9 @@ class RedisBackend:
         return None if letter is None else codec.unpack_dead_letter(self.name, letter)
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
-        return [
-            bool(was_there)
-            for was_there in self.run_script("replay", retry=RetryMode.NEVER, ids=ids)
-        ]
+        replayed = self.run_script("replay", retry=RetryMode.NEVER, ids=ids)
+        self.wake_here()
+        return [bool(was_there) for was_there in replayed]
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
         return [
@@ -332,6 +335,12 @@ class RedisBackend:
         return self.store.resources().client.run_script(
             script, self.key, (jump.lease, jump.wall, *arguments), retry=retry
         )
+
+    def wake_here(self) -> None:
+        """Wake the receivers and engines of this process. To them, the notification that a script
+        published is one of another process, so an idle engine may ignore it (`engine.hint_gate`).
+        """
+        self.store.resources().listener.subscriptions.wake((self.key,))
 
     def queue(self) -> int:
         """Return the number of this mailbox. The first call stores the budgets that the caller has
@@ -378,6 +387,8 @@ class RedisBackend:
         while claim_again:
             _, claim_again, *claimed, more = self._run_exchange({**arguments, "settlements": ()})
             given_up += more
+        if any(each.outcome in _RELEASING for each in settlements):
+            self.wake_here()
         rows, is_exclusive, max_failures = claimed
         return ExchangeResult(
             [result == ord("1") for result in results],

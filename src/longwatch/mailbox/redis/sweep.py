@@ -46,6 +46,8 @@ class Sweepable(Protocol):
 
     def leased_numbers(self, owner: int) -> list[int]: ...
 
+    def wake_here(self) -> None: ...
+
 
 def has_ended(incarnation: str) -> bool:
     """Return whether an owner has certainly ended. One of another boot may run on another host."""
@@ -161,6 +163,8 @@ class RedisSweeper:
             to_all=to_all,
         )
         found, owners, lapsed, is_stale, next_due, is_waiting = msgspec.msgpack.decode(response)
+        if is_waiting:
+            self._mailbox.wake_here()
         return Look(
             found,
             [OwnerStatus(_lease_owner(owner), age, holds) for *owner, age, holds in owners],
@@ -197,6 +201,8 @@ class RedisSweeper:
             retention=self._retention,
         )
         _remove_pages(forget[owner.decode()] for owner in forgotten)
+        if rows:
+            self._mailbox.wake_here()
         for each in unpack_given_up(self._mailbox.name, given_up):
             on_given_up(each)
         return int(rows)

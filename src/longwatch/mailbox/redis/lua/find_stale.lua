@@ -77,13 +77,14 @@ end
 -- A process of before `registered` counts by the number of owners only.
 local version = (redis.call('HGET', BASE, 'registered') or '') .. ':' .. redis.call('HLEN', OWNERS)
 if args.reads == 'owners' then
-  return cmsgpack.pack({
-    version, version ~= args.version and owners() or {}, {}, false, false, false,
-  })
+  local changed = version ~= args.version and owners() or {}
+  return cmsgpack.pack({version, changed, {}, false, false, false})
 end
-local waits = args.notifies and is_waiting() or false
-if waits then notify(args.to_all and 'all') end
+local waiting = args.notifies and is_waiting() or false
+if waiting then notify(args.to_all and 'all') end
 local stale = has_due(DELAYED) or has_due(EXPIRING) or has_old_dead_letter() or false
 local found = lapsed()
 local needs_owners = args.reads == 'all' or #found > 0
-return cmsgpack.pack({version, needs_owners and owners() or {}, found, stale, next_due(), waits})
+return cmsgpack.pack({
+  version, needs_owners and owners() or {}, found, stale, next_due(), waiting,
+})
