@@ -6,8 +6,8 @@ process. Messages come from another process, one by one. Figures for 400 workers
 
 In the environment: BENCH_BEFORE=4905986 the commit (`-`: none), BENCH_SECONDS=6 the length of a
 window, BENCH_SIZES=40,100 and BENCH_REDIS_SIZES=100,400 how many workers,
-BENCH_PARTS=workers,flow,programs,sweeps,redis,snapshot,commits,slow_commits,threads,pooled,
-capacity,redis_capacity.
+BENCH_PARTS=workers,flow,programs,mailboxes,sweeps,redis,snapshot,commits,slow_commits,threads,
+pooled,capacity,redis_capacity.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ TITLES = {
     "workers": "Idle workers on PostgreSQL, and 20 messages a second for one of them",
     "flow": "Idle flow workers on PostgreSQL",
     "programs": "The commands, idle, with 2 worker processes",
+    "mailboxes": "Idle workers over several mailboxes",
     "sweeps": "Idle workers beside 100,000 leased messages",
     "redis": "Idle workers on Redis",
     "snapshot": "Claims behind an old snapshot",

@@ -182,6 +182,17 @@ def mailbox_member(url: str, *, name: str = MAILBOX, concurrency: int = 1) -> St
     return start
 
 
+def many_mailboxes_member(url: str, count: int) -> StartMember:
+    """A worker process with a loop over each of so many mailboxes."""
+
+    def start(fleet: Fleet, number: int) -> Callable[[], bool]:
+        starts = [mailbox_member(url, name=f"{MAILBOX}-{each}") for each in range(count)]
+        checks = [each(fleet, number) for each in starts]
+        return lambda: all(check() for check in checks)
+
+    return start
+
+
 def run_in_thread(loop: Any) -> Callable[[], bool]:
     threading.Thread(target=loop.run, daemon=True).start()
     return lambda: bool(loop.has_reached_store)

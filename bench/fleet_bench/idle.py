@@ -7,7 +7,14 @@ import time
 
 from fleet_bench import postgres
 from fleet_bench.figure import Figure, percentile, slope
-from fleet_bench.fleet import Fleet, mailbox_member, migrate, send_steadily
+from fleet_bench.fleet import (
+    PER_HOST,
+    Fleet,
+    mailbox_member,
+    many_mailboxes_member,
+    migrate,
+    send_steadily,
+)
 from fleet_bench.postgres import Load, NotifyCounter
 from fleet_bench.site import Site
 from queue_bench.parts import env_list
@@ -15,6 +22,7 @@ from queue_bench.parts import env_list
 EXTRAPOLATED = 400
 SIZES = tuple(int(size) for size in env_list("BENCH_SIZES", "40,100"))
 FLOW_SIZES = (8, 40)
+MAILBOXES = 20
 LEASED = 100_000
 RATE = 20.0
 _WITH_MESSAGES = (1, 2, 8, max(SIZES))
@@ -81,6 +89,22 @@ def measure_flow_workers(site: Site) -> list[Figure]:
         *_idle_figures("flow worker", loads),
         Figure("NOTIFYs for an execution of three steps", per_execution, 1),
     ]
+
+
+def measure_mailboxes(site: Site) -> list[Figure]:
+    """Idle worker processes with a loop over each of several mailboxes."""
+    migrate(site.url)
+    found = []
+    for count in (1, MAILBOXES):
+        with Fleet(many_mailboxes_member(site.url, count), site.path) as fleet:
+            fleet.grow(PER_HOST)
+            load = _idle_load(site)
+        what = f"{PER_HOST} idle processes over {count} mailbox{'es' if count > 1 else ''} each"
+        found += [
+            Figure(f"transactions a second, {what}", load.transactions, 1),
+            Figure(f"cores of the server, {what}", load.cores, 3),
+        ]
+    return found
 
 
 def measure_sweeps(site: Site) -> list[Figure]:

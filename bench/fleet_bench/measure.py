@@ -15,6 +15,7 @@ PARTS = {
     "workers": "fleet_bench.idle:measure_workers",
     "flow": "fleet_bench.idle:measure_flow_workers",
     "programs": "fleet_bench.programs:measure_programs",
+    "mailboxes": "fleet_bench.idle:measure_mailboxes",
     "sweeps": "fleet_bench.idle:measure_sweeps",
     "redis": "fleet_bench.redis_fleet:measure_redis",
     "snapshot": "fleet_bench.snapshot:measure_snapshot",
