@@ -4,7 +4,7 @@ Each part runs in two source trees, one after the other: that of a commit, and t
 processes of their own, eight of them with the runtime directory of one host; on Redis eight share a
 process. Messages come from another process, one by one. Figures for 400 workers are extrapolated.
 
-In the environment: BENCH_BEFORE=4905986 the commit (`-`: none), BENCH_SECONDS=6 the length of a
+In the environment: BENCH_BEFORE=4905986 the commit (`-`: none), BENCH_SECONDS=5 the length of a
 window, BENCH_SIZES=40,100 and BENCH_REDIS_SIZES=100,400 how many workers,
 BENCH_PARTS=workers,flow,programs,mailboxes,sweeps,redis,snapshot,commits,slow_commits,threads,
 pooled,capacity,redis_capacity.
@@ -107,7 +107,7 @@ def measure(part: str, trees: list[Tree], folder: Path) -> dict[str, list[Figure
             place = folder / tree.name
             place.mkdir()
             assert server is not None
-            seconds = float(os.environ.get("BENCH_SECONDS") or 6)
+            seconds = float(os.environ.get("BENCH_SECONDS") or 5)
             site = Site(server.fresh(), server.url, server.pid, str(place), seconds)
             found[tree.name] = tree.measure(part, site)
     return found

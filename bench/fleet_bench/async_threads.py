@@ -13,7 +13,7 @@ from longwatch.runtime import MainLoop, MainLoopContext
 
 HANDLERS = 2_000
 TIMEOUT = 60.0
-HOLD_SECONDS = 10.0
+HOLD_SECONDS = 5.0
 
 
 class Waiting(MainLoop[int, None]):

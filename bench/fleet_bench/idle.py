@@ -21,11 +21,11 @@ from queue_bench.parts import env_list
 
 EXTRAPOLATED = 400
 SIZES = tuple(int(size) for size in env_list("BENCH_SIZES", "40,100"))
-FLOW_SIZES = (8, 40)
+FLOW_WORKERS = 40
 MAILBOXES = 10
 LEASED = 100_000
 RATE = 20.0
-_WITH_MESSAGES = (1, 2, 8, max(SIZES))
+_WITH_MESSAGES = (1, 8, max(SIZES))
 _SETTLE_SECONDS = 2.0
 _STATISTICS_SECONDS = 11.0
 """A backend of PostgreSQL reports the last transactions of a burst, such as those of a start, up to
@@ -63,7 +63,7 @@ def measure_workers(site: Site) -> list[Figure]:
             counter.take()
         counter.close()
     return [
-        *_idle_figures("worker", loads),
+        *_idle_figures(loads),
         *_start_figures(notifies),
         *messages,
     ]
@@ -74,7 +74,6 @@ def measure_flow_workers(site: Site) -> list[Figure]:
     from fleet_bench.flows import flow_member, prepare, run_executions  # noqa: PLC0415 - slow
 
     prepare(site.url)
-    loads: dict[int, Load] = {}
     with Fleet(flow_member(site.url), site.path) as fleet:
         fleet.grow(2)
         time.sleep(_SETTLE_SECONDS)
@@ -82,11 +81,17 @@ def measure_flow_workers(site: Site) -> list[Figure]:
         run_executions(site.url, executions)
         per_execution = counter.take() / executions
         counter.close()
-        for size in FLOW_SIZES:
-            fleet.grow(size)
-            loads[size] = _idle_load(site)
+        fleet.grow(FLOW_WORKERS)
+        load = _idle_load(site)
     return [
-        *_idle_figures("flow worker", loads),
+        Figure(f"transactions a second, {FLOW_WORKERS} idle flow workers", load.transactions, 1),
+        Figure(
+            "transactions a second for each idle flow worker",
+            load.transactions / FLOW_WORKERS,
+            2,
+            "0.5",
+        ),
+        Figure(f"cores of the server, {FLOW_WORKERS} idle flow workers", load.cores, 3),
         Figure("NOTIFYs for an execution of three steps", per_execution, 1),
     ]
 
@@ -162,9 +167,9 @@ def _with_messages(site: Site, fleet: Fleet, size: int) -> list[Figure]:
     return found
 
 
-def _idle_figures(what: str, loads: dict[int, Load]) -> list[Figure]:
+def _idle_figures(loads: dict[int, Load]) -> list[Figure]:
     found = [
-        Figure(f"transactions a second, {size} idle {what}s", load.transactions, 1)
+        Figure(f"transactions a second, {size} idle workers", load.transactions, 1)
         for size, load in loads.items()
     ]
     each = slope((size, load.transactions) for size, load in loads.items())
@@ -172,10 +177,10 @@ def _idle_figures(what: str, loads: dict[int, Load]) -> list[Figure]:
     last = max(loads)
     return [
         *found,
-        Figure(f"transactions a second for one more idle {what}", each, 2),
+        Figure("transactions a second for one more idle worker", each, 2, "0.5"),
         Figure(f"transactions a second, {EXTRAPOLATED} (extrapolated)", each * EXTRAPOLATED, 0),
-        Figure(f"bytes of WAL a second for one more idle {what}", wal, 0),
-        Figure(f"cores of the server, {last} idle {what}s", loads[last].cores, 3),
+        Figure("bytes of WAL a second for one more idle worker", wal, 0),
+        Figure(f"cores of the server, {last} idle workers", loads[last].cores, 3),
         Figure("% of the machine idle meanwhile", loads[last].machine_idle, 0),
     ]
 
