@@ -53,7 +53,7 @@ class Demo:
 
     def run(self, seconds: float | None) -> int:
         """Run until a stop signal, or for so many seconds. Returns the exit code."""
-        print("Starting eight programs takes some seconds …", flush=True)
+        self._write("Starting eight programs takes some seconds …")
         self.stage.prepare()
         self.stage.start()
         try:
@@ -83,7 +83,7 @@ class Demo:
         return (self.stage.place / "up.log").read_text(encoding="utf-8")[-2000:]
 
     def _print_guide(self) -> None:
-        print(
+        self._write(
             f"""
 Longwatch keeps everything in {self.stage.place} up.
 
@@ -101,8 +101,7 @@ Kill something, and see it come back:
 The workers and the web server also fail by themselves. Their new pids are in the lines below.
 
 Ctrl-C stops everything and counts what was lost.
-""",
-            flush=True,
+"""
         )
 
     def _pid(self, program: str) -> str:
@@ -133,7 +132,15 @@ Ctrl-C stops everything and counts what was lost.
                     yield None
 
     def _print(self, text: str) -> None:
-        print(f"{time.monotonic() - self.began:6.1f} s  {text}", flush=True)
+        self._write(f"{time.monotonic() - self.began:6.1f} s  {text}")
+
+    def _write(self, text: str) -> None:
+        """Print a text. The demo stops once its terminal or its pipe is closed."""
+        try:
+            print(text, flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.stopping.set()
 
     def _print_totals(self, code: int) -> None:
         totals = self.stage.totals()

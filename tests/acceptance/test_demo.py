@@ -34,6 +34,15 @@ class RunningDemo:
                 return line.decode()
         pytest.fail(f"{text!r} did not come: {self._lines.text.decode()}")
 
+    def close_output(self) -> None:
+        """Close the pipe that the demo writes to."""
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes that it has started and that run."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
 
 @contextmanager
 def running_demo() -> Iterator[RunningDemo]:
@@ -63,3 +72,13 @@ def test_a_worker_killed_in_the_demo_comes_back_and_nothing_is_lost() -> None:
         demo.wait_for("longwatch up ended with exit code 0")
         assert 0 == demo.process.wait(TIMEOUT)
         assert [] == [pid for pid in (killed, again) if psutil.pid_exists(pid)]
+
+
+def test_the_demo_stops_everything_when_its_output_is_closed() -> None:
+    with running_demo() as demo:
+        demo.wait_for("Ctrl-C stops everything")
+        started = demo.processes()
+        assert started
+        demo.close_output()
+        assert 0 == demo.process.wait(TIMEOUT)
+        assert [] == [each for each in started if each.is_running()]
