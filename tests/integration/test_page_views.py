@@ -12,7 +12,7 @@ import pytest
 
 from flow_stores import opened_database
 from longwatch.core.events.page import PageActionTaken
-from longwatch.mailbox.url import open_mailbox
+from longwatch.mailbox.url import open_mailbox, open_store
 from longwatch.page.readers import mailboxes as readers
 from longwatch.page.stores import StoreCatalog
 from longwatch.page.views import mailboxes as views
@@ -133,6 +133,23 @@ class TestMailboxes:
                 for each in faulty:
                     assert each in answer.body
             assert f"/mailboxes/{page.keys[0]}/jobs" in page.get("/mailboxes")
+
+    def test_a_file_that_was_removed_is_named_until_it_is_back(
+        self, url: str, tmp_path: Path
+    ) -> None:
+        with running_page(url) as page:
+            assert "The stores have no mailboxes." in page.get("/mailboxes")
+            with open_store(url) as store:
+                open_mailbox(store, "jobs").send(1)
+            assert f"/mailboxes/{page.keys[0]}/jobs" in page.get("/mailboxes")
+            (tmp_path / "store.db").rename(tmp_path / "renamed.db")
+            for path in ("/mailboxes", "/flows", "/runner"):
+                assert "store.db was removed or renamed" in page.get(path)
+            assert eventually(lambda: "store.db was removed or renamed" in page.get("/"))
+            assert not (tmp_path / "store.db").exists()
+            (tmp_path / "renamed.db").rename(tmp_path / "store.db")
+            assert f"/mailboxes/{page.keys[0]}/jobs" in page.get("/mailboxes")
+            assert eventually(lambda: "removed or renamed" not in page.get("/"))
 
     @pytest.mark.parametrize("path", ["/mailboxes", "/flows", "/runner"])
     def test_a_store_that_does_not_answer_is_not_called_empty(self, path: str) -> None:

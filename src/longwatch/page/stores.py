@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from longwatch.core.error_text import describe_error
 from longwatch.core.masking import mask_text
-from longwatch.errors import LongwatchError, TryAgainError, UsageError
+from longwatch.errors import LongwatchError, StoreUnreachableError, TryAgainError, UsageError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.page.view import NotFoundError
+from longwatch.store.sqlite.database import SqliteDatabase
 
 T = TypeVar("T")
 
@@ -168,6 +169,7 @@ class _Store:
         self._turn = threading.Lock()
         self._running: _Query | None = None
         self._store: Any = None
+        self._had_file = False
         self._reason = ""
         self._since = 0.0
 
@@ -207,12 +209,27 @@ class _Store:
             if self._store is None:
                 self._store = self._opener(self.entry.url)
             query.result = query.call(self._store)
+            self._require_file(self._store)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             query.error = error
             if not isinstance(error, UsageError | NotFoundError):
                 self._close_store()
         finally:
             query.done.set()
+
+    def _require_file(self, store: Any) -> None:
+        """Raise StoreUnreachableError if the store was a file that is gone. A file that was never
+        there is an empty store: the first write makes it.
+        """
+        if not isinstance(store, SqliteDatabase):
+            return
+        has_file = store.path.exists()
+        if self._had_file and not has_file:
+            raise StoreUnreachableError(
+                f"{store.path} was removed or renamed; put it back, or restart the page if "
+                "nothing uses it"
+            )
+        self._had_file = has_file
 
     def _unavailable(self, reason: str) -> StoreUnavailableError:
         if not self._reason:
