@@ -48,6 +48,24 @@ def _answers(catalog: StoreCatalog, key: str) -> bool:
         return False
 
 
+def test_the_error_of_a_query_that_fails_late_is_the_reason_from_then_on() -> None:
+    hang = threading.Event()
+
+    def fail(_: Store) -> None:
+        hang.wait(10)
+        raise StoreError("connection refused")
+
+    catalog = StoreCatalog([GOOD], opener=Store, timeout=0.01)
+    with pytest.raises(StoreUnavailableError, match="no answer within"):
+        catalog.ask(store_key(GOOD), fail)
+    hang.set()
+    assert eventually(lambda: "connection refused" == catalog.problems()[0].reason)
+    hang.clear()
+    with pytest.raises(StoreUnavailableError, match="connection refused"):
+        catalog.ask(store_key(GOOD), fail)
+    hang.set()
+
+
 def test_a_store_that_fails_is_closed_and_opened_again() -> None:
     opened: list[Store] = []
 

@@ -1,8 +1,9 @@
 """The stores that the page shows: which there are, and queries to them that cannot hold up others.
 
 Each store has a thread of its own for its queries. A store that does not answer in time is marked
-as not answering since then; until its query returns, further queries fail at once. After an error
-the store is closed and opened again at the next query.
+as not answering since then; until its query returns, further queries fail at once. If that query
+fails in the end, its error is the reason from then on. After an error the store is closed and
+opened again at the next query.
 """
 
 from __future__ import annotations
@@ -158,6 +159,8 @@ class _Query:
         self.done = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None
+        self.is_late = False
+        """Whether its caller no longer waits."""
 
 
 class _Store:
@@ -194,7 +197,9 @@ class _Store:
             lambda: self._run(query), name=f"page-store-{self.entry.key}", report_errors=True
         ).start()
         if not query.done.wait(timeout):
-            raise self._unavailable(f"no answer within {timeout:g} s")
+            unavailable = self._unavailable(self._reason or f"no answer within {timeout:g} s")
+            query.is_late = True
+            raise unavailable
         if query.error is None:
             self._reason = ""
             result: T = query.result
@@ -212,6 +217,8 @@ class _Store:
             self._require_file(self._store)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             query.error = error
+            if query.is_late:
+                self._reason = _reason(error)
             if not isinstance(error, UsageError | NotFoundError):
                 self._close_store()
         finally:
