@@ -24,6 +24,7 @@ from page_stores import GraphWorker, RunnerQueue, add_source, dead_letter, lette
 from polling import eventually
 
 MARKUP = "<script>alert(1)</script>"
+CONTROLS = "\x1b[31m\x07\x85\u202e"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
 
 
@@ -52,7 +53,8 @@ class TestMailboxes:
     ) -> None:
         mailbox = open_mailbox(database, "a/b")
         body = f'{{"text": "{MARKUP}", "token": "abcdef"}}'.encode()
-        sent = dead_letter(mailbox.backend, body, error=MARKUP, traceback=f"File\n{MARKUP}")
+        error = f"{MARKUP}{CONTROLS}"
+        sent = dead_letter(mailbox.backend, body, error=error, traceback=f"File\n{error}")
         [key] = page.keys
         assert f"/mailboxes/{key}/a%2Fb" in page.get("/mailboxes")
         listed = page.get(f"/mailboxes/{key}/a%2Fb")
@@ -62,6 +64,7 @@ class TestMailboxes:
         for html in (listed, shown):
             assert MARKUP not in html
             assert "abcdef" not in html
+            assert not re.search(f"[{CONTROLS[0]}{CONTROLS[-3:]}]", html)
         path = f"/mailboxes/{key}/a%2Fb/replay"
         asking = page.post(path, shown, id=sent)
         assert f"Replay dead letter {sent} of mailbox a/b?" in asking

@@ -11,6 +11,7 @@ from longwatch.core.sanitize import (
     escape_surrogates,
     is_storable,
     printable,
+    printable_lines,
     sanitize,
     shorten,
     terminal_line,
@@ -113,3 +114,9 @@ def test_no_line_of_a_program_controls_a_terminal_but_by_colours(line: bytes) ->
 
 def test_each_line_of_a_text_is_shown_for_itself() -> None:
     assert b"b\n\\x07\n" == terminal_text(b"a\rb\n\x07\n")
+
+
+def test_printable_lines_keep_lines_and_tabs_and_escape_what_moves_text() -> None:
+    text = "Traceback:\r\n\tFile é \x1b[31m\x07\u202e\x85\u2028 a\rb\n"
+    shown = "Traceback:\n\tFile é \\x1b[31m\\x07\\u202e\\x85\\u2028 a\\rb\n"
+    assert shown == printable_lines(text)

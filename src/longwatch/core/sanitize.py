@@ -1,5 +1,5 @@
 """Makes foreign text safe: `sanitize` for every store, `printable` and `terminal_line` for one line
-of a terminal.
+of a terminal, `printable_lines` for several lines of a page.
 
 No store accepts lone surrogates (an invalid byte in an argument leaves one), and PostgreSQL accepts
 no zero bytes. A terminal interprets control characters. Both kinds are written as escapes, so that
@@ -52,6 +52,13 @@ def printable(text: str, *, max_chars: int | None = None) -> str:
     if max_chars is None or len(shown) <= max_chars:
         return shown
     return shown[: max_chars - 1] + _ELLIPSIS
+
+
+def printable_lines(text: str) -> str:
+    """Return the text with its lines and tabs kept and other characters escaped that move a cursor
+    or change the direction of text.
+    """
+    return "\n".join(_CONTROL.sub(_escape, line.removesuffix("\r")) for line in text.split("\n"))
 
 
 def terminal_line(line: bytes) -> bytes:

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from longwatch.core.sanitize import printable
+from longwatch.core.sanitize import printable, printable_lines
 from longwatch.page.view import View, path_to
 
 _AGE_TEXT = re.compile(r"(<time data-(?:age|until)[^>]*>)[^<]*")
@@ -75,6 +75,7 @@ class PageRenderer:
             "duration": duration,
             "moment": moment,
             "printable": printable,
+            "printable_lines": printable_lines,
             "until": until,
             "thousands": lambda number: f"{number:,}",
         }
