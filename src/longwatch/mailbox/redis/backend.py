@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,6 +25,7 @@ from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.mailbox.redis import codec
 from longwatch.mailbox.redis.client import RetryMode, pack_arguments
+from longwatch.mailbox.redis.codec import RedisOwner
 from longwatch.mailbox.redis.sweep import RedisSweeper
 from longwatch.mailbox.redis.turn_sweeper import RedisTurnStorage, RedisTurnSweeper
 from longwatch.store.claims import Claim, RowSelection
@@ -50,29 +50,6 @@ _MAX_BATCH_BYTES = 256 << 20
 _PURGE_BATCH = 2000
 _MAX_CONFIRMED = 1000
 _ROW_IDS_BATCH = 1000
-
-
-@dataclass(slots=True)
-class RedisOwner:
-    """An owner of leases, and the mailboxes in which it has claimed."""
-
-    incarnation: str = ""
-    page: str | None = None
-    parent: str | None = None
-    renew_seconds: float | None = None
-    is_draining: bool = False
-    mailboxes: set[str] = field(default_factory=set)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The owner in the form that `register_owner` of `lua/keys.lua` takes."""
-        return {
-            "incarnation": self.incarnation,
-            "page": self.page,
-            "parent": self.parent,
-            "renew_seconds": self.renew_seconds,
-            "is_draining": self.is_draining,
-        }
 
 
 _UNKNOWN_OWNER = RedisOwner()

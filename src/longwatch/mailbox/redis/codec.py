@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
 
@@ -56,6 +57,29 @@ def seq_of(queue: int, number: int) -> int:
 
 
 # --- on the way in ---
+
+
+@dataclass(slots=True)
+class RedisOwner:
+    """An owner of leases, and the mailboxes in which it has claimed."""
+
+    incarnation: str = ""
+    page: str | None = None
+    parent: str | None = None
+    renew_seconds: float | None = None
+    is_draining: bool = False
+    mailboxes: set[str] = field(default_factory=set)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The owner in the form that `register_owner` of `lua/keys.lua` takes."""
+        return {
+            "incarnation": self.incarnation,
+            "page": self.page,
+            "parent": self.parent,
+            "renew_seconds": self.renew_seconds,
+            "is_draining": self.is_draining,
+        }
 
 
 def pack_messages(messages: Iterable[NewMessage]) -> bytes:

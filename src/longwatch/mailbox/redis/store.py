@@ -36,9 +36,9 @@ from longwatch.errors import (
     UnsupportedError,
 )
 from longwatch.mailbox.limits import MailboxLimits
-from longwatch.mailbox.redis.backend import NO_TRANSACTION, RedisBackend, RedisOwner
+from longwatch.mailbox.redis.backend import NO_TRANSACTION, RedisBackend
 from longwatch.mailbox.redis.client import RedisClient, RetryMode
-from longwatch.mailbox.redis.codec import NUMBER_BITS
+from longwatch.mailbox.redis.codec import NUMBER_BITS, RedisOwner
 from longwatch.mailbox.redis.errors import NEWER_SCHEMA, OTHER_SCHEMA
 from longwatch.mailbox.redis.listener import RedisListener
 from longwatch.mailbox.redis.transport import RedisNode
