@@ -255,3 +255,26 @@ def test_the_pages_work_without_javascript(
 
     browser.run(scenario, java_script_enabled=False)
     assert 0 == mailbox.stats().dead
+
+
+def test_a_narrow_screen_shows_dead_letters_and_reasons_of_nodes_without_scrolling(
+    browser: Browser, served: RunningPage, database: Database
+) -> None:
+    mailbox = open_mailbox(database, "orders")
+    sent = dead_letter(mailbox.backend, b"1", error="no order " * 50)
+    execution = GraphWorker(database, letters_graph()).failed_execution("no page " * 50, topics=[1])
+    [key] = served.keys
+
+    def scenario(page: Page) -> list[float]:
+        opened(page, served, f"/mailboxes/{key}/orders/dead/{sent}")
+        widths: list[float] = [page.evaluate("document.documentElement.scrollWidth")]
+        opened(page, served, f"/flows/{key}/{execution.id}")
+        for reason in page.locator("#nodes .why, #elements .why").all():
+            box = reason.bounding_box()
+            assert box is not None
+            widths.append(box["x"] + box["width"])
+        return widths
+
+    widths = browser.run(scenario, viewport={"width": 360, "height": 740})
+    assert len(widths) > 5
+    assert max(widths) <= 360
