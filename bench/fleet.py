@@ -1,13 +1,14 @@
 """Fleet: what hundreds of idle processes ask of one server, beside an earlier version.
 
-Each part runs in two source trees, one after the other: that of a commit, and this one. Workers are
+Each part runs in two source trees, one after the other: that of a commit, and this one. The figures
+of latency, drain and redis_drain are medians of rounds in which the trees take turns. Workers are
 processes of their own, eight of them with the runtime directory of one host; on Redis eight share a
 process. Messages come from another process, one by one. Figures for 400 workers are extrapolated.
 
-In the environment: BENCH_BEFORE=4905986 the commit (`-`: none), BENCH_SECONDS=5 the length of a
+In the environment: BENCH_BEFORE=f9a94fa the commit (`-`: none), BENCH_SECONDS=5 the length of a
 window, BENCH_SIZES=40,100 and BENCH_REDIS_SIZES=100,400 how many workers,
-BENCH_PARTS=workers,flow,programs,mailboxes,sweeps,redis,snapshot,commits,slow_commits,threads,
-pooled,capacity,redis_capacity.
+BENCH_PARTS=workers,latency,flow,programs,mailboxes,sweeps,redis,snapshot,commits,slow_commits,
+threads,drain,redis_drain,pooled,capacity,redis_capacity.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from fleet_bench.figure import Figure
     from fleet_bench.trees import Tree
 
-BEFORE = "4905986"
+BEFORE = "f9a94fa"
 TITLES = {
     "workers": "Idle workers on PostgreSQL, and 20 messages a second for one of them",
+    "latency": "20 messages a second for a few workers on PostgreSQL",
     "flow": "Idle flow workers on PostgreSQL",
     "programs": "The commands, idle, with 2 worker processes",
     "mailboxes": "Idle workers over several mailboxes",
@@ -41,11 +43,15 @@ TITLES = {
     "commits": "An application that sends inside its transactions, 12 connections",
     "slow_commits": "The same on a disk whose `fdatasync` takes 5 ms more",
     "threads": "Async handlers",
+    "drain": "A drain by one worker with 8 slots",
+    "redis_drain": "The same on Redis",
     "pooled": "A drain through PgBouncer, pool_mode = transaction",
     "capacity": "Where one PostgreSQL ends",
     "redis_capacity": "Where one Redis ends",
 }
-_ON_REDIS = {"redis", "redis_capacity"}
+_ON_REDIS = {"redis", "redis_drain", "redis_capacity"}
+_ROUNDS = {"latency": 3, "drain": 5, "redis_drain": 5}
+"""Parts whose figures are medians of several rounds, in which the trees take turns."""
 _NUMBERS = count(1)
 
 
@@ -95,22 +101,24 @@ def started_server(part: str, folder: Path) -> Iterator[Server | None]:
 
 
 def measure(part: str, trees: list[Tree], folder: Path) -> dict[str, list[Figure]]:
-    """What each tree measured. One server for all, and an empty database for each."""
+    """What each tree measured, in medians. One server for all, and an empty database for each."""
+    from fleet_bench.figure import medians  # noqa: PLC0415 - its packages are there only now
     from fleet_bench.site import Site  # noqa: PLC0415
 
-    found: dict[str, list[Figure]] = {}
+    rounds: dict[str, list[list[Figure]]] = {}
     folder.mkdir(mode=0o755)
     (folder / "server").mkdir()
     with started_server(part, folder / "server") as server:
-        for tree in trees if server else []:
-            print(f"{part}, {tree.name}", file=sys.stderr, flush=True)
-            place = folder / tree.name
-            place.mkdir()
-            assert server is not None
-            seconds = float(os.environ.get("BENCH_SECONDS") or 5)
-            site = Site(server.fresh(), server.url, server.pid, str(place), seconds)
-            found[tree.name] = tree.measure(part, site)
-    return found
+        for number in range(_ROUNDS.get(part, 1)) if server else []:
+            for tree in trees:
+                print(f"{part}, {tree.name}, round {number + 1}", file=sys.stderr, flush=True)
+                place = folder / f"{tree.name}{number}"
+                place.mkdir()
+                assert server is not None
+                seconds = float(os.environ.get("BENCH_SECONDS") or 5)
+                site = Site(server.fresh(), server.url, server.pid, str(place), seconds)
+                rounds.setdefault(tree.name, []).append(tree.measure(part, site))
+    return {name: medians(measured) for name, measured in rounds.items()}
 
 
 def table(found: dict[str, list[Figure]]) -> str:

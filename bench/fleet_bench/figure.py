@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
+AS_BEFORE = "as before"
+"""The target of figures that must not be worse than those of the earlier commit."""
 _NAN = "–"
 
 
@@ -36,6 +39,20 @@ def slope(points: Iterable[tuple[float, float]]) -> float:
     mean_x, mean_y = (sum(pair[axis] for pair in pairs) / len(pairs) for axis in (0, 1))
     spread = sum((x - mean_x) ** 2 for x, _ in pairs)
     return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread if spread else 0.0
+
+
+def medians(rounds: Iterable[Sequence[Figure]]) -> list[Figure]:
+    """The median of each figure over several rounds."""
+    by_label: dict[str, list[Figure]] = {}
+    for figures in rounds:
+        for figure in figures:
+            by_label.setdefault(figure.label, []).append(figure)
+    return [_median(figures) for figures in by_label.values()]
+
+
+def _median(figures: Sequence[Figure]) -> Figure:
+    values = [each.value for each in figures if each.value is not None]
+    return replace(figures[0], value=statistics.median(values) if values else None)
 
 
 def percentile(values: Iterable[float], fraction: float) -> float | None:

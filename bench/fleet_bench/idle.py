@@ -6,7 +6,7 @@ import statistics
 import time
 
 from fleet_bench import postgres
-from fleet_bench.figure import Figure, percentile, slope
+from fleet_bench.figure import AS_BEFORE, Figure, percentile, slope
 from fleet_bench.fleet import (
     PER_HOST,
     Fleet,
@@ -25,7 +25,8 @@ FLOW_WORKERS = 40
 MAILBOXES = 10
 LEASED = 100_000
 RATE = 20.0
-_WITH_MESSAGES = (1, 8, max(SIZES))
+_WITH_MESSAGES = max(SIZES)
+_FEW = (1, 2, 8)
 _SETTLE_SECONDS = 2.0
 _STATISTICS_SECONDS = 11.0
 """A backend of PostgreSQL reports the last transactions of a burst, such as those of a start, up to
@@ -53,12 +54,12 @@ def measure_workers(site: Site) -> list[Figure]:
     notifies: list[tuple[int, int]] = []
     counter = NotifyCounter(site.url)
     with Fleet(mailbox_member(site.url), site.path) as fleet:
-        for size in sorted({*SIZES, *_WITH_MESSAGES}):
+        for size in sorted(SIZES):
             fleet.grow(size)
             notifies.append((size, counter.take()))
             if size in SIZES:
                 loads[size] = _idle_load(site)
-            if size in _WITH_MESSAGES:
+            if size == _WITH_MESSAGES:
                 messages += _with_messages(site, fleet, size)
             counter.take()
         counter.close()
@@ -67,6 +68,17 @@ def measure_workers(site: Site) -> list[Figure]:
         *_start_figures(notifies),
         *messages,
     ]
+
+
+def measure_latency(site: Site) -> list[Figure]:
+    """Messages that one of a few idle workers gets."""
+    migrate(site.url)
+    found = []
+    with Fleet(mailbox_member(site.url), site.path) as fleet:
+        for size in _FEW:
+            fleet.grow(size)
+            found += _with_messages(site, fleet, size)
+    return found
 
 
 def measure_flow_workers(site: Site) -> list[Figure]:
@@ -150,15 +162,13 @@ def _with_messages(site: Site, fleet: Fleet, size: int) -> list[Figure]:
     p50 = statistics.median(delays) * 1e3 if delays else None
     p99 = percentile(delays, 0.99)
     found = [
-        Figure(
-            f"claims for a message, {what}", claims / count, 1, "5" if is_large else "as before"
-        ),
-        Figure(f"send to handler, {what}, p50 ms", p50, 1, "20" if is_large else "as before"),
+        Figure(f"claims for a message, {what}", claims / count, 1, "5" if is_large else AS_BEFORE),
+        Figure(f"send to handler, {what}, p50 ms", p50, 1, "20" if is_large else AS_BEFORE),
         Figure(
             f"send to handler, {what}, p99 ms",
             None if p99 is None else p99 * 1e3,
             1,
-            "100" if is_large else "as before",
+            "100" if is_large else AS_BEFORE,
         ),
         Figure(f"bytes of WAL a message, {what}", wal / count, 0),
     ]

@@ -1,5 +1,5 @@
-"""Where one server ends: messages sent one by one and handled by other processes; and through
-PgBouncer.
+"""Where one server ends: messages sent one by one and handled by other processes; and drains, also
+through PgBouncer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 import time
 
 from fleet_bench import postgres
-from fleet_bench.figure import Figure
+from fleet_bench.figure import AS_BEFORE, Figure
 from fleet_bench.fleet import (
     MAILBOX,
     Fleet,
@@ -111,8 +111,23 @@ def measure_pooled(site: Site) -> list[Figure]:
     ]
 
 
-def _drain(site: Site, url: str) -> float:
-    run_in_fork(lambda: _fill(site.url))
+def measure_drain(site: Site) -> list[Figure]:
+    """Messages through one worker with 8 slots, on PostgreSQL and on SQLite."""
+    migrate(site.url)
+    sqlite = f"sqlite:///{site.path}/drain.db"
+    return [
+        Figure("messages a second, PostgreSQL", _drain(site, site.url), 0, AS_BEFORE),
+        Figure("messages a second, SQLite", _drain(site, sqlite, filled=sqlite), 0, AS_BEFORE),
+    ]
+
+
+def measure_redis_drain(site: Site) -> list[Figure]:
+    return [Figure("messages a second, Redis", _drain(site, site.url), 0, AS_BEFORE)]
+
+
+def _drain(site: Site, url: str, *, filled: str = "") -> float:
+    filled = filled or site.url
+    run_in_fork(lambda: _fill(filled))
     member: StartMember = mailbox_member(url, concurrency=8)
     first = DRAINED // 10
     with Fleet(member, site.path) as fleet:
@@ -121,7 +136,7 @@ def _drain(site: Site, url: str) -> float:
         began = time.monotonic()
         handled = len(fleet.read_marks(DRAINED - first, within=TIMEOUT))
         took = time.monotonic() - began
-        _await_empty(site.url)
+        run_in_fork(lambda: _await_empty(filled))
     return handled / took
 
 
@@ -132,6 +147,6 @@ def _fill(url: str) -> None:
 
 
 def _await_empty(url: str) -> None:
-    query, until = "SELECT count(*) FROM longwatch_messages", time.monotonic() + TIMEOUT
-    while postgres.ask(url, query) and time.monotonic() < until:
+    mailbox, until = open_mailbox(url, MAILBOX, float), time.monotonic() + TIMEOUT
+    while any(mailbox.stats()[:3]) and time.monotonic() < until:
         time.sleep(0.05)
