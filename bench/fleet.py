@@ -117,8 +117,14 @@ def measure(part: str, trees: list[Tree], folder: Path) -> dict[str, list[Figure
                 assert server is not None
                 seconds = float(os.environ.get("BENCH_SECONDS") or 5)
                 site = Site(server.fresh(), server.url, server.pid, str(place), seconds)
-                rounds.setdefault(tree.name, []).append(tree.measure(part, site))
-    return {name: medians(measured) for name, measured in rounds.items()}
+                try:
+                    rounds.setdefault(tree.name, []).append(tree.measure(part, site))
+                except RuntimeError as error:
+                    if tree is trees[-1]:
+                        raise
+                    reason = str(error).splitlines()[-1]
+                    print(f"The earlier version does not run here: `{reason}`.\n", flush=True)
+    return {name: medians(measured) for name, measured in rounds.items() if measured}
 
 
 def table(found: dict[str, list[Figure]]) -> str:
