@@ -90,6 +90,23 @@ def test_a_due_row_that_it_cannot_claim_is_left_to_the_sweeper() -> None:
     assert 0 == due
 
 
+def test_a_claim_that_failed_is_made_again_before_the_next_poll() -> None:
+    source, gate = FakeSource(is_shared=True), GatedRunner()
+
+    def fail_once() -> None:
+        del source.faults["exchange"]
+        raise OSError("the store is away")
+
+    with running_engine(gate, policy=POLICY, source=source) as rig:
+        rig.wait_idle()
+        source.faults["exchange"] = fail_once
+        before = source.calls.count("exchange")
+        source.put(FakeRow(1))
+        source.wait_for_calls("exchange", before + 1)
+        rig.pass_time(1.0)
+        assert 1 == gate.next_started()
+
+
 def test_an_engine_claims_less_often_on_hints_that_find_nothing() -> None:
     source = FakeSource(is_shared=True)
     with running_engine(GatedRunner(), policy=POLICY, source=source) as rig:

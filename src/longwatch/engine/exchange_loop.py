@@ -284,6 +284,7 @@ class ExchangeLoop:
             self._settler.exchange_failed(batch)
             if limit:  # rows may have been claimed nevertheless
                 self._audit.request()
+                self._fetcher.claim_failed()
             return
         self._settler.exchange_done(batch, result.settled, result.given_up)
         self._fetcher.exchange_done(limit, result)

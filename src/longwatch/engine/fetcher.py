@@ -207,6 +207,12 @@ class Fetcher:
         else:
             self._claim_again_in = 0.0 if claimed >= limit else self._policy.settle_delay
 
+    def claim_failed(self) -> None:
+        """Claim again in the next cycle, also from a shared store: the reason for the claim still
+        holds.
+        """
+        self._poll_at = -inf
+
     def claim_soon(self) -> None:
         """Claim again when the first of the new rows may be finished."""
         self._claim_again_in = self._policy.settle_delay
