@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from math import inf
 from typing import Any
 
 import psycopg
 import pytest
 
 from longwatch.core.fake_clock import FakeClock
-from longwatch.engine.claim_source import RowOutcome, Settlement
+from longwatch.engine.claim_source import RowOutcome, Settlement, ignore_given_up
 from longwatch.errors import StoreUnreachableError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.claims import RowSelection
 from longwatch.store.postgres.database import PostgresDatabase
+from longwatch.store.postgres.transaction import PostgresTransaction
 from longwatch.store.scan_bound import FULL_SCAN_INTERVAL, MEASURE_INTERVAL, ScanBound, ScanBounds
 from postgres_server import shared_server
 
@@ -25,6 +27,7 @@ INSERT = (
     "INSERT INTO longwatch_messages (queue, id, enqueued_at, body) "
     "SELECT queue, 'late', 0, '1' FROM longwatch_mailboxes RETURNING seq"
 )
+EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS) "
 
 
 class Rig:
@@ -73,10 +76,14 @@ class Rig:
             "max_lost": 5,
             "low": low,
         }
-        sql = "EXPLAIN (ANALYZE, BUFFERS) " + self.backend._claims.sql["claim"]
-        lines = self.database.write(lambda tx: tx.rows(sql, parameters))
-        [buffers, *_] = [line for (line,) in lines if "Buffers:" in line]
-        return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", buffers)))
+        sql = EXPLAIN + self.backend._claims.sql["claim"]
+        return _blocks(self.database.write(lambda tx: tx.rows(sql, parameters)))
+
+
+def _blocks(plan: list[tuple[Any, ...]]) -> int:
+    """The pages that an explained query has read."""
+    [buffers, *_] = [line for (line,) in plan if "Buffers:" in line]
+    return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", buffers)))
 
 
 @pytest.fixture
@@ -103,6 +110,35 @@ def test_a_claim_reads_no_more_behind_an_old_snapshot_after_many_messages(
     unbounded, bounded = rig.blocks_read(low=0), rig.blocks_read(low=rig.bound.low)
     assert rig.bound.low > 3000
     assert unbounded > 5 * bounded
+
+
+def test_a_look_of_the_sweeper_reads_no_more_either_apart_from_rare_full_scans(
+    rig: Rig, other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine with the sweep turn looks every second. It uses the bound of the claims."""
+    sweeper = rig.backend.sweeper_for(Incarnation.current(), selection=RowSelection.ANY)
+    buffers: list[int] = []
+    rows = PostgresTransaction.rows
+
+    def explain(tx: Any, sql: str, parameters: Any = None) -> Any:
+        if "lows" in (parameters or {}):
+            buffers.append(_blocks(rows(tx, EXPLAIN + sql, parameters)))
+        return rows(tx, sql, parameters)
+
+    def look() -> None:
+        sweeper._look_at = -inf  # type: ignore[attr-defined]
+        sweeper.sweep(ignore_given_up)
+
+    look()
+    other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    other.execute("SELECT 1 FROM longwatch_messages")
+    rig.handle(1000)
+    rig.handle(1)
+    monkeypatch.setattr(PostgresTransaction, "rows", explain)
+    look()
+    look()
+    full, bounded = buffers
+    assert full > 5 * bounded
 
 
 def test_a_row_whose_transaction_commits_late_is_not_below_the_bound(

@@ -114,9 +114,10 @@ FROM (
 SELECT seq, owner, term, execution, heartbeat_timeout FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
 -- name: ready_queues
--- The queues among these that have a free attempt that is no suspect, or a delayed attempt that is due.
-SELECT queue FROM unnest(:queues::int8[]) AS wanted (queue)
-WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0 AND NOT {is_suspect})
+-- The queues among these that have a free attempt that is no suspect, or a delayed attempt that is due. Reads no free attempt below
+-- the bound in :lows (`scan_bound`).
+SELECT queue FROM unnest(:queues::int8[], :lows::int8[]) AS wanted (queue, low)
+WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0 AND seq >= wanted.low AND NOT {is_suspect})
     OR EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: suspects_by_queue

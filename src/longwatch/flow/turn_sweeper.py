@@ -25,6 +25,7 @@ from longwatch.store.blame import DEFAULT_BUDGET
 from longwatch.store.claims import NO_LIMIT, RowSelection
 from longwatch.store.database import Database, Transaction
 from longwatch.store.host_owners import sql_host_owners
+from longwatch.store.scan_bound import LookBounds
 from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns, WaitingQueues
 
 LOOK_INTERVAL = 1.0
@@ -69,6 +70,7 @@ class FlowTurnSweeper:
             SqlTurnStorage(database), list(self._graphs), holder=str(incarnation), clock=clock
         )
         self._owners = sql_host_owners(database, sweeper.claim_sweeper, TABLE, clock)
+        self._bounds = LookBounds(database.scan_bounds, TABLE)
         self._waiting = WaitingQueues()
         self._look_at = -inf
 
@@ -104,8 +106,12 @@ class FlowTurnSweeper:
         self._waiting.notify(self._database, [work_channel(graph_id) for graph_id in ready])
 
     def _find(self, tx: Transaction, queues: Sequence[GraphQueue]) -> _Found:
-        parameters = {"queues": self._records.array_parameter([each.number for each in queues])}
-        ready = tx.rows(self._records.sql["ready_queues"], {**parameters, **self._budgets})
+        numbers = [each.number for each in queues]
+        parameters = {"queues": self._records.array_parameter(numbers)}
+        with self._bounds.begin_look(numbers) as lows:
+            ready = tx.rows(
+                self._records.sql["ready_queues"], {**parameters, **self._budgets, "lows": lows}
+            )
         [(due,)] = tx.rows(self._records.sql["next_due_later"], parameters)
         return _Found(frozenset(number for (number,) in ready), inf if due is None else float(due))
 

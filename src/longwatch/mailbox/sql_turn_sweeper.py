@@ -33,6 +33,7 @@ from longwatch.store.claims import SELECTED_SQL, RowSelection
 from longwatch.store.database import Database, Transaction
 from longwatch.store.host_owners import sql_host_owners
 from longwatch.store.named_sql import load_queries
+from longwatch.store.scan_bound import LookBounds
 from longwatch.store.sweep import Candidates, ClaimSweeper, SweepPlan
 from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns, WaitingQueues
 
@@ -97,6 +98,7 @@ class SqlTurnSweeper:
         )
         self._owners = sql_host_owners(database, claim_sweeper, TABLE, self._clock)
         self._sql = _load(database.dialect, selection)
+        self._bounds = LookBounds(database.scan_bounds, TABLE)
         self._waiting = WaitingQueues()
         self._held: frozenset[str] = frozenset()
         self._look_at = self._search_lapses_at = self._check_retention_at = -inf
@@ -147,12 +149,14 @@ class SqlTurnSweeper:
         candidates = self._find_candidates(tx, lapses=lapses) if TABLE in self._held else None
         if not mailboxes:
             return _Found(candidates, [], [], inf)
+        queues = [each.queue for each in mailboxes]
         parameters = {
-            "queues": [each.queue for each in mailboxes],
+            "queues": queues,
             "max_crashes": DEFAULT_BUDGET.max_crashes,
             "max_lost": DEFAULT_BUDGET.max_lost,
         }
-        rows = tx.rows(self._sql["look_at_queues"], parameters)
+        with self._bounds.begin_look(queues) as lows:
+            rows = tx.rows(self._sql["look_at_queues"], {**parameters, "lows": lows})
         return _Found(
             candidates,
             self._sweeper.find_stale(tx, mailboxes),

@@ -2,13 +2,15 @@
 
 -- name: look_at_queues
 -- The mailboxes among :queues that are not paused, each with whether a message of the selection is
--- free, and the seconds until its next delayed message is due; null if none is delayed.
+-- free, and the seconds until its next delayed message is due; null if none is delayed. Reads no
+-- free message below the bound in :lows (`scan_bound`).
 SELECT mailbox.name, EXISTS (
     SELECT 1 FROM longwatch_messages AS message
-    WHERE message.queue = mailbox.queue AND lease_state = 0 AND {selected}
+    WHERE message.queue = mailbox.queue AND lease_state = 0 AND seq >= led.low AND {selected}
 ), (
     SELECT min(ready_at) FROM longwatch_messages AS message
     WHERE message.queue = mailbox.queue AND lease_state = 1 AND ready_at > :wall_now
 ) - :wall_now
-FROM longwatch_mailboxes AS mailbox
-WHERE mailbox.queue = ANY (:queues::int8[]) AND paused = 0
+FROM unnest(:queues::int8[], :lows::int8[]) AS led (queue, low)
+JOIN longwatch_mailboxes AS mailbox ON mailbox.queue = led.queue
+WHERE paused = 0

@@ -3,7 +3,8 @@
 PostgreSQL keeps the index entries of a claimed and of a settled row until no snapshot can see that
 row. While another session holds an old snapshot (a dump, a report, a forgotten transaction), these
 dead entries collect at the low end of the index of free rows, and each claim would read all of
-them. So a claim reads from a bound on: `seq >= low`.
+them. So a claim reads from a bound on: `seq >= low`. The engine with the sweep turn does so, too,
+when it looks for rows that wait (`sweep_turns`).
 
 The rule
     *Live* rows of a queue are free, delayed or leased. All of them count, because a delayed or
@@ -37,6 +38,8 @@ Why a wrong bound loses nothing
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import NamedTuple
 
@@ -63,6 +66,27 @@ class Measurement(NamedTuple):
     xmax: int
 
 
+class FullScanSchedule:
+    """Decides when the next full scan is due. Not thread-safe, but a race only adds a full scan."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due_at = -inf
+
+    def begin(self) -> bool:
+        """Return whether this scan has to be a full one."""
+        now = self._clock.monotonic()
+        if now < self._due_at:
+            return False
+        self._due_at = now + FULL_SCAN_INTERVAL
+        return True
+
+    def end(self, seconds: float) -> None:
+        """Postpone the next full scan by the time that this one took."""
+        wait = min(seconds / _FULL_SCAN_SHARE, MAX_FULL_SCAN_INTERVAL)
+        self._due_at = self._clock.monotonic() + max(wait, FULL_SCAN_INTERVAL)
+
+
 class ScanBound:
     """The bound of one queue in one process. Thread-safe: of two results at once, one is kept, and
     each of them is valid.
@@ -75,20 +99,16 @@ class ScanBound:
         self.highest = 0
         """The highest number that this process has claimed."""
         self._pending: tuple[Measurement, float] | None = None
-        self._measure_at = self._full_scan_at = -inf
+        self._measure_at = -inf
+        self._full_scans = FullScanSchedule(clock)
 
     def begin_claim(self) -> int:
         """Return where a claim reads from: the bound, or 0 for a full scan."""
-        now = self._clock.monotonic()
-        if now < self._full_scan_at:
-            return self.low
-        self._full_scan_at = now + FULL_SCAN_INTERVAL
-        return 0
+        return 0 if self._full_scans.begin() else self.low
 
     def end_full_scan(self, seconds: float) -> None:
         """Postpone the next full scan by the time that this one took."""
-        wait = min(seconds / _FULL_SCAN_SHARE, MAX_FULL_SCAN_INTERVAL)
-        self._full_scan_at = self._clock.monotonic() + max(wait, FULL_SCAN_INTERVAL)
+        self._full_scans.end(seconds)
 
     def has_claimed(self, highest: int) -> bool:
         """Note the highest number of a claim that found rows. Returns whether to measure now."""
@@ -125,3 +145,25 @@ class ScanBounds:
     def clear(self) -> None:
         """Forget every bound: the store may have become another one."""
         self._bounds = {}
+
+
+class LookBounds:
+    """The bounds of the looks of one sweeper at the free rows of a table. A look claims nothing, so
+    it measures nothing: it uses the bounds of the claims of its process. Not thread-safe.
+    """
+
+    def __init__(self, bounds: ScanBounds, table: str) -> None:
+        self._bounds = bounds
+        self._table = table
+        self._full_scans = FullScanSchedule(bounds.clock)
+
+    @contextmanager
+    def begin_look(self, queues: Iterable[int]) -> Iterator[list[int]]:
+        """Yield where the look reads each of these queues from: its bound, or 0 for a full scan."""
+        clock, is_full = self._bounds.clock, self._full_scans.begin()
+        began = clock.monotonic()
+        try:
+            yield [0 if is_full else self._bounds.of(self._table, queue).low for queue in queues]
+        finally:
+            if is_full:
+                self._full_scans.end(clock.monotonic() - began)
