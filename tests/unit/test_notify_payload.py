@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from longwatch.store.postgres.notify_payload import (
 )
 
 ME, OTHER = "0" * 12, "1" * 12
-names = st.text(st.characters(blacklist_characters="\n!", codec="utf-8"), min_size=1)
+names = st.text(st.characters(blacklist_characters="\n\t", codec="utf-8"), min_size=1)
 
 
 @given(st.sets(names))
@@ -32,6 +34,13 @@ def test_another_process_reads_the_channels_and_the_sender_none(channels: set[st
 def test_channels_for_all_receivers_are_told_apart(some: set[str], every: set[str]) -> None:
     payloads = encode_payloads(OTHER, some | for_all_receivers(every))
     assert Received(some, every) == decode_payloads(ME, payloads)
+
+
+def test_every_name_that_a_graph_may_have_is_told_apart() -> None:
+    """The version of a graph is any printable text."""
+    channels = {f"flow/pages/1{mark}" for mark in string.punctuation}
+    payloads = encode_payloads(OTHER, channels)
+    assert Received(channels, set()) == decode_payloads(ME, payloads)
 
 
 def test_few_channels_share_one_payload() -> None:

@@ -1,8 +1,8 @@
 """The payload of a NOTIFY: `CLIENT/CHANNEL`, with further channels in further lines.
 
-A payload without a channel notifies every channel. A `!` after the name of a channel asks every
-receiver to look; idle ones may ignore other hints. The server's listeners skip payloads of their
-own process, because it has already woken its own subscriptions.
+A payload without a channel notifies every channel. A tab after the name of a channel, which is
+printable, asks every receiver to look; idle ones may ignore other hints. The server's listeners
+skip payloads of their own process, because it has already woken its own subscriptions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_PAYLOADS = 4
 """Payloads at once. More channels than they can name are notified by one payload for all."""
 
 
-_FOR_ALL = "!"
+_FOR_ALL = "\t"
 
 
 def for_all_receivers(channels: Iterable[str]) -> set[str]:
