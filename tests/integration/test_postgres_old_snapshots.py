@@ -152,6 +152,21 @@ def test_a_row_whose_transaction_commits_late_is_not_below_the_bound(
     assert [late] == rig.claim()
 
 
+def test_a_row_that_was_committed_late_and_is_leased_elsewhere_is_not_below_the_bound(
+    rig: Rig, other: psycopg.Connection[Any]
+) -> None:
+    """Its worker may release it, and then it is claimed first."""
+    [(late,)] = other.execute(INSERT).fetchall()
+    rig.handle(2)
+    other.commit()
+    [held] = rig.exchange(limit=1)
+    assert late == held.claim.seq
+    assert rig.bound.low <= late
+    rig.put(1)
+    rig.exchange(held._replace(outcome=RowOutcome.RELEASED), limit=0)
+    assert late == rig.claim()[0]
+
+
 def test_the_bound_rises_again_after_the_late_transaction(
     rig: Rig, other: psycopg.Connection[Any]
 ) -> None:

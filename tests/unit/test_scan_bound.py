@@ -85,6 +85,17 @@ class TestMeasurements:
         bound.record(Measurement(9, xmin=12, xmax=16))
         assert 7 == bound.low
 
+    def test_do_not_pass_a_row_that_was_committed_meanwhile_and_is_live(self) -> None:
+        """Another process has claimed that row and may release it."""
+        bound = ScanBound(FakeClock())
+        bound.record(Measurement(7, xmin=10, xmax=12))
+        bound.record(Measurement(5, xmin=12, xmax=16))
+        assert 5 == bound.low
+        bound.record(Measurement(9, xmin=16, xmax=18))
+        assert 5 == bound.low
+        bound.record(Measurement(9, xmin=18, xmax=20))
+        assert 9 == bound.low
+
     def test_wait_a_minute_at_most_for_a_transaction_that_does_not_end(self) -> None:
         clock = FakeClock()
         bound = ScanBound(clock)

@@ -18,8 +18,9 @@ The rule
     2. A transaction may have taken a lower number and not committed: the snapshot does not show its
        row. So the measurement also returns `xmax`, which is above the number of every transaction
        that had written by then. The measurement waits until a later one sees that all of these have
-       ended: its `xmin`, the lowest number of a transaction in progress, has reached that `xmax`. A
-       session that only reads has no number, and does not delay this.
+       ended: its `xmin`, the lowest number of a transaction in progress, has reached that `xmax`.
+       The later snapshot shows the rows that they committed, so the lower of both results is the
+       bound. A session that only reads has no number, and does not delay this.
     3. A transaction takes the number of a row just before its own. So at least a second passes
        between a measurement and its confirmation.
     4. Measurements come from transactions that committed. One that rolls back has not settled what
@@ -126,7 +127,7 @@ class ScanBound:
             waiting, since = self._pending
             if measured.xmin < waiting.xmax and now - since < MAX_WAIT:
                 return
-            self.low = waiting.low
+            self.low = min(waiting.low, measured.low)
         self._pending = measured, now
 
 
