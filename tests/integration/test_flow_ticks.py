@@ -139,6 +139,19 @@ def test_a_time_in_the_past_fires_at_once(running: Run) -> None:
         assert past.timestamp() == execution.values()["tick"]
 
 
+def test_a_firing_whose_time_is_past_is_due_from_its_insertion_on(
+    running: Run, database: Database
+) -> None:
+    """Claims look for due attempts from a time of the recent past on (`store.scan_bound`)."""
+    began = store_wall(database)
+    with running(tick_once("tick", (), lambda: datetime(2020, 1, 1, tzinfo=UTC))) as run:
+        run.start()
+        run.run_ready()
+    query = "SELECT ready_at FROM longwatch_computations WHERE due_at IS NOT NULL"
+    [(ready_at,)] = database.read(lambda tx: tx.rows(query))
+    assert ready_at >= began
+
+
 @pytest.mark.parametrize("make", [tick_once, tick_recurring])
 def test_a_schedule_that_returns_none_never_fires_and_ends_the_branch(
     running: Run, make: Callable[..., Node]

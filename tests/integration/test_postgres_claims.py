@@ -431,6 +431,7 @@ CLAIM: dict[str, object] = {
     "max_crashes": 3,
     "max_lost": 5,
     "low": 0,
+    "due_low": 0.0,
 }
 PLANS: dict[str, tuple[str, dict[str, object]]] = {
     "claim": ("messages_free", CLAIM),
@@ -452,8 +453,11 @@ PLANS: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "renew": ("messages_leased", {"owner": 1, "lease_seconds": 1.0, "skip": []}),
-    "lowest_live": ("messages_pkey", {"queue": 1, "low": 1, "highest": 9000}),
-    "promote_due": ("messages_delayed", {"queue": 1}),
+    "lowest_live": (
+        "messages_pkey",
+        {"queue": 1, "low": 1, "highest": 9000, "due_low": 0.0, "margin": 60.0},
+    ),
+    "promote_due": ("messages_delayed", {"queue": 1, "due_low": 0.0}),
     "lapsed_owners": ("messages_leased", {}),
     "lapsed_of": ("messages_leased", {"owners": [1], "limit": 100}),
     "count_renewing": ("messages_leased", {}),

@@ -65,7 +65,7 @@ class Rig:
             self.exchange(*self.exchange(limit=count), limit=0)
             self.clock.advance(MEASURE_INTERVAL)
 
-    def blocks_read(self, *, low: int) -> int:
+    def blocks_read(self, *, low: int, due_low: float = 0.0) -> int:
         """How many pages the query of a claim reads from `low` on."""
         parameters = {
             "queue": self.backend.queue().number,
@@ -75,6 +75,7 @@ class Rig:
             "max_crashes": 3,
             "max_lost": 5,
             "low": low,
+            "due_low": due_low,
         }
         sql = EXPLAIN + self.backend._claims.sql["claim"]
         return _blocks(self.database.write(lambda tx: tx.rows(sql, parameters)))
@@ -110,6 +111,42 @@ def test_a_claim_reads_no_more_behind_an_old_snapshot_after_many_messages(
     unbounded, bounded = rig.blocks_read(low=0), rig.blocks_read(low=rig.bound.low)
     assert rig.bound.low > 3000
     assert unbounded > 5 * bounded
+
+
+def test_a_claim_reads_no_more_after_many_delayed_messages_either(
+    rig: Rig, other: psycopg.Connection[Any]
+) -> None:
+    other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    other.execute("SELECT 1 FROM longwatch_messages")
+    rig.database.jump.wall = -3600.0
+    rig.backend.put([NewMessage(id=new_id(), body=b"1", delay=1.0) for _ in range(3000)])
+    rig.database.jump.wall = 0.0
+    rig.exchange(*rig.exchange(limit=3000), limit=0)
+    rig.handle(1)
+    low = rig.bound.low
+    unbounded = rig.blocks_read(low=low)
+    bounded = rig.blocks_read(low=low, due_low=rig.bound.due_low)
+    assert low > 3000
+    assert unbounded > 5 * bounded
+
+
+def test_a_row_that_is_due_before_a_wrong_bound_is_claimed_by_the_next_full_scan(rig: Rig) -> None:
+    rig.backend.put([NewMessage(id=new_id(), body=b"1", delay=1.0)])
+    rig.database.jump.wall = 2.0
+    rig.bound.begin_claim()
+    rig.bound.low, rig.bound.due_low = 1, 1e11
+    assert [] == rig.claim()
+    rig.clock.advance(FULL_SCAN_INTERVAL)
+    assert [1] == rig.claim()
+
+
+def test_a_delayed_row_is_due_at_its_time_with_the_bound_in_force(rig: Rig) -> None:
+    rig.backend.put([NewMessage(id=new_id(), body=b"1", delay=50.0)])
+    rig.handle(2)
+    rig.handle(2)
+    assert rig.bound.due_low > 0
+    rig.database.jump.wall = 1000.0
+    assert 1 in rig.claim()
 
 
 def test_a_look_of_the_sweeper_reads_no_more_either_apart_from_rare_full_scans(

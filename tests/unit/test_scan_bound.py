@@ -96,6 +96,13 @@ class TestMeasurements:
         bound.record(Measurement(9, xmin=18, xmax=20))
         assert 9 == bound.low
 
+    def test_keep_the_earlier_time_from_which_on_rows_may_be_due(self) -> None:
+        bound = ScanBound(FakeClock())
+        bound.record(Measurement(7, xmin=10, xmax=12, due_low=50.0))
+        assert 0.0 == bound.due_low
+        bound.record(Measurement(8, xmin=12, xmax=16, due_low=40.0))
+        assert 40.0 == bound.due_low
+
     def test_wait_a_minute_at_most_for_a_transaction_that_does_not_end(self) -> None:
         clock = FakeClock()
         bound = ScanBound(clock)

@@ -57,7 +57,8 @@ INSERT INTO longwatch_computations
     (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
     max_attempts, due_at, element, created_at)
 SELECT queue, CASE WHEN due_at IS NULL AND delay <= 0 THEN 0 ELSE 1 END,
-    CASE WHEN due_at > :wall_now + delay THEN due_at WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
+    CASE WHEN due_at > :wall_now + delay THEN due_at WHEN delay > 0 THEN :wall_now + delay WHEN due_at IS NOT NULL THEN :wall_now
+        ELSE 0 END, execution, node, attempt,
     term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, due_at, element, :wall_now
 FROM unnest(:queue::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :term::int8[], :crashes::int4[],
     :lost::int4[], :failures::int4[], :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[],

@@ -152,7 +152,7 @@ INSERT INTO longwatch_computations
     max_attempts, due_at, element, created_at)
 VALUES (:queue, CASE WHEN CAST(:due_at AS double precision) IS NULL AND :delay <= 0 THEN 0 ELSE 1 END,
     CASE WHEN CAST(:due_at AS double precision) > :wall_now + :delay THEN CAST(:due_at AS double precision)
-        WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END,
+        WHEN :delay > 0 THEN :wall_now + :delay WHEN CAST(:due_at AS double precision) IS NOT NULL THEN :wall_now ELSE 0 END,
     {execution}, :node, :attempt, :term, :crashes, :lost, :failures, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts,
     CAST(:due_at AS double precision), CAST(:element AS bigint), :wall_now)
 

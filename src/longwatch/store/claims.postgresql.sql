@@ -5,9 +5,10 @@
 -- name: claim
 -- Lease the oldest free rows of the selection: the rows before the first suspect, or that suspect
 -- alone. Finds nothing while a delayed row is due, unless another transaction is freeing that row.
--- Reads no row below :low (`scan_bound`). Returns rows in no order. The last column says whether the owner is registered.
+-- Reads no row below :low and :due_low (`scan_bound`). Returns rows in no order. The last column says whether the owner is registered.
 WITH due AS MATERIALIZED (
-    SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1 AND ready_at <= :wall_now
+    SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1
+        AND ready_at >= :due_low::float8 AND ready_at <= :wall_now
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ), candidates AS MATERIALIZED (
     SELECT seq, {is_suspect} AS is_suspect FROM {table}
@@ -26,8 +27,9 @@ RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owne
 
 -- name: lowest_live
 -- A number below which no row of a queue is free, delayed or leased, of at most :highest, with the
--- transaction numbers of the snapshot (`scan_bound`). Reads at most 10,000 rows: behind them the
--- next measurement continues. The scan ends at the first row that it looks for.
+-- transaction numbers of the snapshot, and a time before which no row is due (`scan_bound`). Reads
+-- at most 10,000 rows: behind them the next measurement continues. The scans end at the first row
+-- that they look for.
 WITH walked AS MATERIALIZED (
     SELECT seq, queue = :queue AND lease_state BETWEEN 0 AND 2 AS is_live FROM {table}
     WHERE seq >= :low AND seq < :highest ORDER BY seq LIMIT 10000
@@ -35,7 +37,10 @@ WITH walked AS MATERIALIZED (
 SELECT coalesce(
     (SELECT seq FROM walked WHERE is_live LIMIT 1), (SELECT seq FROM walked OFFSET 9999), :highest
 ), pg_snapshot_xmin(pg_current_snapshot())::text::int8,
-    pg_snapshot_xmax(pg_current_snapshot())::text::int8
+    pg_snapshot_xmax(pg_current_snapshot())::text::int8, least(:wall_now, (
+        SELECT min(ready_at) FROM {table}
+        WHERE queue = :queue AND lease_state = 1 AND ready_at >= :due_low::float8
+    )) - :margin::float8
 
 -- name: renew
 -- Extend every lease of an owner except those in :skip; never shortens a lease. A locked row is
@@ -81,9 +86,11 @@ WITH matching AS MATERIALIZED (
 SELECT seq, owner, term FROM matching
 
 -- name: promote_due
--- Free the delayed rows that are due. The limit keeps the statement within the time of one call.
+-- Free the delayed rows that are due, from :due_low on (`scan_bound`). The limit keeps the statement
+-- within the time of one call.
 UPDATE {table} SET lease_state = 0 WHERE seq = ANY (ARRAY(
-    SELECT seq FROM {table} WHERE lease_state = 1 AND queue = :queue AND ready_at <= :wall_now
+    SELECT seq FROM {table} WHERE lease_state = 1 AND queue = :queue
+        AND ready_at >= :due_low::float8 AND ready_at <= :wall_now
     LIMIT 100000 FOR UPDATE SKIP LOCKED
 ))
 

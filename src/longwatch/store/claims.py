@@ -18,7 +18,7 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.store.blame import DEFAULT_BUDGET, IS_SUSPECT_SQL, Blame, BlameBudget
 from longwatch.store.database import OwnerRegistry, Parameters, Row, Transaction
 from longwatch.store.named_sql import load_queries
-from longwatch.store.scan_bound import Measurement, ScanBound, ScanBounds
+from longwatch.store.scan_bound import DUE_MARGIN, Measurement, ScanBound, ScanBounds
 
 NO_LIMIT = 2**62
 """A limit that no table reaches."""
@@ -210,28 +210,31 @@ class Claims:
             "max_lost": budget.max_lost,
         }
         claim = self._sql_by_selection[selection]["claim"]
-        found = self._claim_from_bound(transaction, claim, parameters, queue=queue)
-        if not found and self.promote_due(transaction, queue=queue):
-            found = self._claim_from_bound(transaction, claim, parameters, queue=queue)
+        found, due_low = self._claim_from_bound(transaction, claim, parameters, queue=queue)
+        if not found and self.promote_due(transaction, queue=queue, due_low=due_low):
+            found, _ = self._claim_from_bound(transaction, claim, parameters, queue=queue)
         if found and not found[0][-1]:
             self.insert_owner(transaction, owner)
         return sorted(row[:-1] for row in found)
 
     def _claim_from_bound(
         self, transaction: Transaction, claim: str, parameters: Parameters, *, queue: int
-    ) -> list[Row]:
-        """Run the query of a claim, on PostgreSQL from the bound of the queue on."""
+    ) -> tuple[list[Row], float]:
+        """Run the query of a claim, on PostgreSQL from the bound of the queue on. Also returns from
+        which time on it has looked for due rows.
+        """
         if not self._takes_arrays:
-            return transaction.rows(claim, parameters)
+            return transaction.rows(claim, parameters), 0.0
         bounds = self._scan_bounds
         bound = bounds.of(self._table, queue)
         low, began = bound.begin_claim(), bounds.clock.monotonic()
-        found = transaction.rows(claim, {**parameters, "low": low})
+        due_low = bound.due_low if low else 0.0
+        found = transaction.rows(claim, {**parameters, "low": low, "due_low": due_low})
         if not low:
             bound.end_full_scan(bounds.clock.monotonic() - began)
         if found and bound.has_claimed(max(row[0] for row in found)):
             self._measure_bound(transaction, bound, queue)
-        return found
+        return found, due_low
 
     def _measure_bound(self, transaction: Transaction, bound: ScanBound, queue: int) -> None:
         """Measure in the round trip of the commit, and record the result after it."""
@@ -241,7 +244,13 @@ class Claims:
             for row in measured:
                 bound.record(Measurement._make(row))
 
-        parameters = {"queue": queue, "low": bound.low, "highest": bound.highest}
+        parameters = {
+            "queue": queue,
+            "low": bound.low,
+            "highest": bound.highest,
+            "due_low": bound.due_low,
+            "margin": DUE_MARGIN,
+        }
         transaction.defer_rows(self.sql["lowest_live"], parameters, measured.extend)
         transaction.after_commit(record)
 
@@ -367,9 +376,11 @@ class Claims:
         """
         return self.sql.get(f"{query}_for_update", self.sql[query])
 
-    def promote_due(self, transaction: Transaction, *, queue: int) -> int:
-        """Free the delayed rows that are due. Returns how many."""
-        return transaction.execute(self.sql["promote_due"], {"queue": queue})
+    def promote_due(self, transaction: Transaction, *, queue: int, due_low: float = 0.0) -> int:
+        """Free the delayed rows that are due. Returns how many. `due_low`: on PostgreSQL no row was
+        due before (`scan_bound`).
+        """
+        return transaction.execute(self.sql["promote_due"], {"queue": queue, "due_low": due_low})
 
     def next_due(self, transaction: Transaction, *, queue: int) -> float | None:
         """Return the seconds until the next delayed row is due, or None if none is delayed."""

@@ -23,14 +23,19 @@ The rule
        bound. A session that only reads has no number, and does not delay this.
     3. A transaction takes the number of a row just before its own. So at least a second passes
        between a measurement and its confirmation.
-    4. Measurements come from transactions that committed. One that rolls back has not settled what
+    4. The index of delayed rows collects dead entries, too. A claim looks for due rows from a time
+       on, `due_low`: before it no delayed row is due. Within the same snapshot this is the lowest
+       time of a delayed row, at most the present, less a margin. A row that is delayed later gets a
+       later time, unless its statement has waited for longer than the margin.
+    5. Measurements come from transactions that committed. One that rolls back has not settled what
        it saw as settled.
 
 Why a wrong bound loses nothing
     A claim without a bound, a *full scan*, is due every five seconds, at most every minute where it
     takes long, and always after the store may have become another one. So a row below the bound is
     claimed late, but it is claimed. This covers what the rule cannot exclude: a sequence that was
-    set back, sessions that cache its numbers, rows that were inserted by hand.
+    set back, sessions that cache its numbers, rows that were inserted by hand, a clock that was set
+    back.
 
     It also allows an exception to 2. A writing transaction that lasts for hours would hold back
     every measurement. After a minute of waiting the measurement is used. A message that such a
@@ -53,18 +58,23 @@ FULL_SCAN_INTERVAL = 5.0
 MAX_FULL_SCAN_INTERVAL = 60.0
 _FULL_SCAN_SHARE = 0.02
 """The share of the time that full scans may take, up to the longest interval."""
+DUE_MARGIN = 60.0
+"""Seconds that a statement may take between the present that it adds a delay to and its snapshot.
+"""
 MAX_WAIT = 60.0
 """Seconds after which a measurement is used although a transaction from before it still runs."""
 
 
 class Measurement(NamedTuple):
     """What one snapshot showed: no live row of the queue was below `low`, the oldest transaction in
-    progress that had written was `xmin`, and none had reached `xmax`.
+    progress that had written was `xmin`, and none had reached `xmax`. No delayed row was due before
+    `due_low`.
     """
 
     low: int
     xmin: int
     xmax: int
+    due_low: float = 0.0
 
 
 class FullScanSchedule:
@@ -97,6 +107,8 @@ class ScanBound:
         self._clock = clock
         self.low = 0
         """Where the scan of a claim begins."""
+        self.due_low = 0.0
+        """The time from which on a claim looks for due rows."""
         self.highest = 0
         """The highest number that this process has claimed."""
         self._pending: tuple[Measurement, float] | None = None
@@ -128,6 +140,7 @@ class ScanBound:
             if measured.xmin < waiting.xmax and now - since < MAX_WAIT:
                 return
             self.low = min(waiting.low, measured.low)
+            self.due_low = min(waiting.due_low, measured.due_low)
         self._pending = measured, now
 
 
