@@ -1,14 +1,15 @@
 """Fleet: what hundreds of idle processes ask of one server, beside an earlier version.
 
 Each part runs in two source trees, one after the other: that of a commit, and this one. The figures
-of latency, drain and redis_drain are medians of rounds in which the trees take turns. Workers are
-processes of their own, eight of them with the runtime directory of one host; on Redis eight share a
-process. Messages come from another process, one by one. Figures for 400 workers are extrapolated.
+of latency, senders, drain and redis_drain are medians of rounds in which the trees take turns.
+Workers are processes of their own, eight of them with the runtime directory of one host; on Redis
+eight share a process. Messages come from another process, one by one. Figures for 400 workers are
+extrapolated.
 
 In the environment: BENCH_BEFORE=f9a94fa the commit (`-`: none), BENCH_SECONDS=5 the length of a
 window, BENCH_SIZES=40,100 and BENCH_REDIS_SIZES=100,400 how many workers,
 BENCH_PARTS=workers,latency,flow,programs,mailboxes,sweeps,redis,snapshot,commits,slow_commits,
-threads,drain,redis_drain,pooled,capacity,redis_capacity.
+threads,senders,queued,redis_queued,drain,redis_drain,pooled,capacity,redis_capacity.
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ TITLES = {
     "commits": "An application that sends inside its transactions, 12 connections",
     "slow_commits": "The same on a disk whose `fdatasync` takes 5 ms more",
     "threads": "Async handlers",
+    "senders": "Single `send`s from several threads",
+    "queued": "Claims from a mailbox of a million messages",
+    "redis_queued": "Claims from a mailbox of a million messages, on Redis",
     "drain": "A drain by one worker with 8 slots",
-    "redis_drain": "The same on Redis",
+    "redis_drain": "A drain by one worker with 8 slots, on Redis",
     "pooled": "A drain through PgBouncer, pool_mode = transaction",
     "capacity": "Where one PostgreSQL ends",
     "redis_capacity": "Where one Redis ends",
 }
-_ON_REDIS = {"redis", "redis_drain", "redis_capacity"}
-_ROUNDS = {"latency": 3, "drain": 5, "redis_drain": 5}
+_ON_REDIS = {"redis", "redis_queued", "redis_drain", "redis_capacity"}
+_ROUNDS = {"latency": 3, "senders": 3, "drain": 5, "redis_drain": 5}
 """Parts whose figures are medians of several rounds, in which the trees take turns."""
 _NUMBERS = count(1)
 
