@@ -94,6 +94,7 @@ Look at
 
 Kill something, and see it come back:
     a worker          kill -9 {self._pid("pages-1")}
+    the graph         kill -9 {self._pid("reports")}
     the web server    kill -9 {self._pid("shop")}
     the agents        kill -9 {self._pid("runner")}
     or let it hang    kill -STOP {self._pid("pages-2")}

@@ -63,15 +63,19 @@ def running_demo() -> Iterator[RunningDemo]:
 def test_a_worker_killed_in_the_demo_comes_back_and_nothing_is_lost() -> None:
     with running_demo() as demo:
         killed = int(re.findall(r"\d+", demo.wait_for("    a worker "))[-1])
+        graph = int(re.findall(r"\d+", demo.wait_for("    the graph "))[-1])
         demo.wait_for("Ctrl-C stops everything")
         os.kill(killed, signal.SIGKILL)
         assert "signal 9" in demo.wait_for("pages-1 ended")
         again = int(demo.wait_for("pages-1 is started again").split()[-1])
+        os.kill(graph, signal.SIGKILL)
+        assert "signal 9" in demo.wait_for("reports ended")
+        demo.wait_for("reports is started again")
         demo.process.send_signal(signal.SIGINT)
         assert ", 0 dead letters, 0 lost" in demo.wait_for("pages: ")
         demo.wait_for("longwatch up ended with exit code 0")
         assert 0 == demo.process.wait(TIMEOUT)
-        assert [] == [pid for pid in (killed, again) if psutil.pid_exists(pid)]
+        assert [] == [pid for pid in (killed, graph, again) if psutil.pid_exists(pid)]
 
 
 def test_the_demo_stops_everything_when_its_output_is_closed() -> None:
