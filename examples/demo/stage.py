@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,17 @@ class Stage:
         self.process: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
-        """Copy the files. A port that is in use is replaced by a free one."""
+        """Copy the files. If one of the ports is in use, free ones replace all of them: the shop of
+        another demo closes its port whenever it crashes.
+        """
         for name in FILES:
             shutil.copy(HERE / name, self.place / name)
         settings = self.place / "longwatch.toml"
         text = settings.read_text(encoding="utf-8")
-        for name, port in PORTS.items():
-            self.ports[name] = port if _is_free(port) else _free_port()
-            text = text.replace(str(port), str(self.ports[name]))
+        if not all(_is_free(port) for port in PORTS.values()):
+            self.ports = _free_ports()
+        wanted = {str(port): str(self.ports[name]) for name, port in PORTS.items()}
+        text = re.sub(r"\d+", lambda number: wanted.get(number[0], number[0]), text)
         settings.write_text(text, encoding="utf-8")
 
     def start(self, *, log: Path | None = None) -> None:
@@ -173,7 +177,10 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_ports() -> dict[str, int]:
+    """A different free port for each name."""
+    with ExitStack() as probes:
+        found = {name: probes.enter_context(socket.socket()) for name in PORTS}
+        for probe in found.values():
+            probe.bind(("127.0.0.1", 0))
+        return {name: int(probe.getsockname()[1]) for name, probe in found.items()}

@@ -3,11 +3,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -86,3 +87,16 @@ def test_the_demo_stops_everything_when_its_output_is_closed() -> None:
         demo.close_output()
         assert 0 == demo.process.wait(TIMEOUT)
         assert [] == [each for each in started if each.is_running()]
+
+
+def test_a_second_demo_has_ports_of_its_own_and_runs_beside_the_first() -> None:
+    """The metrics port of a demo stays open. That of its shop is free after each crash."""
+    with socket.socket() as first:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # a demo that runs on this machine has the port already
+            first.bind(("127.0.0.1", 9464))
+            first.listen()
+        with running_demo() as demo:
+            metrics = int(re.findall(r":(\d+)/metrics", demo.wait_for("/metrics"))[0])
+            shop = int(re.findall(r":(\d+)/hang", demo.wait_for("/hang"))[0])
+            assert 4 == len({metrics, shop, 9464, 8091})
