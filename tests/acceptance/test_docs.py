@@ -199,9 +199,7 @@ def test_the_index_of_the_docs_links_to_every_page() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "page", pages("README.md", "docs/*.md", "docs/discussions/*.md", "examples/*.md"), ids=named
-)
+@pytest.mark.parametrize("page", pages("README.md", "docs/**/*.md", "examples/*.md"), ids=named)
 def test_prose_fits_in_100_columns(page: Page) -> None:
     """Not the output of programs in blocks, which is shown as it comes; nor rows of tables."""
     assert [] == [line for line in page.prose if len(line) > 100 and not line.startswith("|")]
