@@ -128,8 +128,10 @@ class FaultReport:
     lost: int
     duplicated: int
     failed_calls: int
-    most_failures_in_a_row: int
-    """The most times that one call of one engine failed in a row."""
+    failures_in_a_row: dict[str, int]
+    """By the name of a call, the most times that it failed in a row in one engine."""
+    duration: float
+    """How many seconds it lasted."""
     cpu: float
     """How much of a core all clients used while it lasted."""
 
@@ -335,7 +337,8 @@ class FaultHarness:
             lost=len(sent - done.keys() - ran),
             duplicated=sum(done[n] > 1 for n in meant),
             failed_calls=self._count("failed", result) + self._count("lost", result),
-            most_failures_in_a_row=self._most_failures(result),
+            failures_in_a_row=self._most_failures(result),
+            duration=result.duration,
             cpu=result.cpu,
         )
 
@@ -347,14 +350,14 @@ class FaultHarness:
             for words in client.entries(begins[client], ends[client])
         )
 
-    def _most_failures(self, result: FaultResult) -> int:
-        begins = result.start_positions
-        entries = (
-            words
-            for client in self.clients
-            for words in client.entries(begins[client], result.end_positions[client])
-        )
-        return max((int(words[2]) for words in entries if words[0] in {"lost", "found"}), default=0)
+    def _most_failures(self, result: FaultResult) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for client in self.clients:
+            begin, end = result.start_positions[client], result.end_positions[client]
+            for words in client.entries(begin, end):
+                if words[0] in {"lost", "found"}:
+                    found[words[1]] = max(int(words[2]), found.get(words[1], 0))
+        return found
 
     # --- small words ---
 
