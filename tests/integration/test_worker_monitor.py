@@ -141,13 +141,20 @@ class MonitorRig:
             worker.pid, "leases", owner=worker.owner, page=str(worker.page.path), source=source
         )
 
-    def report_group(self, worker: Worker, *, threshold: float | None = THRESHOLD) -> None:
+    def report_group(
+        self,
+        worker: Worker,
+        *,
+        threshold: float | None = THRESHOLD,
+        stale_after: float | None = None,
+    ) -> None:
         before = len(self.observer.of(WorkerJoined))
         self.report(
             worker.pid,
             "group",
             loops=["jobs"],
             threshold=threshold,
+            stale_after=stale_after,
             crash_file=str(worker.crash_file),
         )
         assert eventually(lambda: len(self.observer.of(WorkerJoined)) > before)
@@ -881,6 +888,36 @@ def test_the_facts_of_a_worker_follow_its_reports_and_the_age_of_a_beat_goes_on_
         assert (4.5, 4.5) == (jobs["age"], jobs["max_age"])
         rig.emit_ended(worker.pid)
         assert ([], [("store", "mailbox")]) == (rig.monitor.worker_facts(), rig.monitor.stores())
+
+
+def test_a_worker_that_reports_nothing_more_gets_stale_and_its_gauge_goes_on(
+    rig: MonitorRig,
+) -> None:
+    """As one that is frozen, or whose interpreter is blocked in C."""
+    rig.sources["store"] = FakeSource()
+    with fake_worker(rig) as worker:
+        rig.emit_started(worker.pid)
+        rig.report_lease(worker)
+        rig.report_group(worker, stale_after=10.0)
+        rig.report_state(
+            worker.pid,
+            loops=[{"name": "jobs", "age": 0.5, "holding": 0}],
+            samples=[["longwatch_heartbeat_age_seconds", ["jobs"], 0.5]],
+        )
+        record = rig.worker_record(worker.pid)
+        assert wait_for_reason(record, HealthReason.OK)
+        rig.advance(9.0)
+        assert 9.5 == rig.value("longwatch_heartbeat_age_seconds", "jobs")
+        assert {} == rig.monitor.unready_reasons()
+
+        rig.advance(2.0)
+        assert 11.5 == rig.value("longwatch_heartbeat_age_seconds", "jobs")
+        assert wait_for_reason(record, HealthReason.STALE)
+        assert {"jobs-1": "stale"} == rig.monitor.unready_reasons()
+
+        rig.report_state(worker.pid, loops=[{"name": "jobs", "age": 0.1, "holding": 0}])
+        rig.advance(1.0)
+        assert wait_for_reason(record, HealthReason.OK)
 
 
 def test_one_that_is_told_to_stop_is_draining_at_once_whatever_it_has_said_last(

@@ -95,6 +95,9 @@ def _histogram(
     )
 
 
+HEARTBEAT_AGE = "longwatch_heartbeat_age_seconds"
+"""The one gauge that a parent computes itself, as a frozen process reports none."""
+
 LOOP_FAMILIES = (
     _gauge("health_ready", "Whether everything is ready: 1 or 0.", merge=GaugeMerge.LAST),
     _gauge(

@@ -260,6 +260,7 @@ class GroupRun:
                 loops=self._group.names,
                 slots=sum(getattr(loop, "concurrency", 1) for loop in self._group.loops),
                 threshold=self._group.watchdog_threshold,
+                stale_after=_readiness_threshold(self._group),
                 crash_file=str(self._crash_file.path),
                 stores=self._store_places(),
             )

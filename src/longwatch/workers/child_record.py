@@ -56,6 +56,10 @@ class ChildRecord:
             for name, labels, value in facts.get("samples", ())
         ]
 
+    def beat_ages(self, now: float) -> Mapping[str, float]:  # noqa: ARG002 - only a worker has loops
+        """Seconds since the last beat of each running loop, at this time of the monotonic clock."""
+        return {}
+
     def unready_reason(self, now: float) -> str:  # noqa: ARG002 - a worker may be unreachable since
         """Why it is not ready, by its own reports; empty if it is, or has not reported yet."""
         return ", ".join(self.failing)

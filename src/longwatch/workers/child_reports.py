@@ -30,7 +30,7 @@ from longwatch.core.events.workers import WorkerEventsDropped
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.observe.counters import MAX_ENDED, EventCounters, MergedSamples, MetricSample
 from longwatch.observe.event_log import Record
-from longwatch.observe.metric_families import Families
+from longwatch.observe.metric_families import HEARTBEAT_AGE, Families
 from longwatch.workers.channel import Handling
 from longwatch.workers.child_record import ChildRecord
 from longwatch.workers.event_relay import relayed_records
@@ -83,11 +83,27 @@ class ChildReports:
 
     def samples(self) -> tuple[list[MetricSample], Families]:
         """The metrics of all programs, ended ones included, and of the events of this process; and
-        the families of all of them.
+        the families of all of them. Ages of heartbeats are those of this moment.
         """
         with self.lock:
             self._merged.update(_PARENT_SERIAL, self.counters.samples())
-            return self._merged.samples(), self._merged.families
+            ages = self._beat_ages()
+            samples = [
+                sample._replace(value=ages[sample.labels])
+                if sample.name == HEARTBEAT_AGE and sample.labels in ages
+                else sample
+                for sample in self._merged.samples()
+            ]
+            return samples, self._merged.families
+
+    def _beat_ages(self) -> dict[tuple[str, ...], float]:
+        """Seconds since the last beat by the labels of its gauge, in the stalest process."""
+        now = self._clock.monotonic()
+        ages: dict[tuple[str, ...], float] = {}
+        for child in self._children.values():
+            for loop, age in child.beat_ages(now).items():
+                ages[(loop,)] = max(age, ages.get((loop,), 0.0))
+        return ages
 
     # --- starts and ends, on the supervisor's loop ---
 

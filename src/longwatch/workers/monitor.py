@@ -362,6 +362,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         self._checked_at = now
         self.heartbeat.beat()
         for worker in self.workers() if not is_late else ():
+            worker.check_beats(now)
             silent_rows = worker.silent_rows(now)
             if silent_rows and not worker.is_stalled:
                 worker.is_stalled = True

@@ -44,9 +44,15 @@ class LoopState:
     holding: int
     reported_at: float
 
+    def age_at(self, now: float) -> float | None:
+        """Seconds since its last beat. The age goes on after the report: a process that is frozen,
+        or whose interpreter is blocked, sends none.
+        """
+        return None if self.age is None else self.age + max(now - self.reported_at, 0.0)
+
     def facts(self, now: float) -> dict[str, object]:
-        """As plain JSON types. The age goes on after the report."""
-        age = None if self.age is None else self.age + max(now - self.reported_at, 0.0)
+        """As plain JSON types."""
+        age = self.age_at(now)
         return {
             "name": self.name,
             "age": age,
@@ -113,6 +119,8 @@ class WorkerRecord(ChildRecord):
         """
         self.loops: tuple[str, ...] = ()
         self.stall_threshold: float | None = None
+        self.stale_after: float | None = None
+        """Seconds without a beat of a loop after which it is not ready; None: never."""
         self.crash_file: Path | None = None
         self.slots = 0
         """The number of rows that it can run at a time."""
@@ -121,6 +129,8 @@ class WorkerRecord(ChildRecord):
         """Whether it has reported that it ends by itself."""
         self.is_stalled = False
         """Whether it stalled and is to be killed. Its leases are not renewed any more."""
+        self.is_stale = False
+        """Whether a loop gave no beat for `stale_after` at the last check."""
         self._loop_states: dict[str, LoopState] = {}
         self._places: dict[int, StorePlace] = {}
         """By lease owner."""
@@ -170,6 +180,8 @@ class WorkerRecord(ChildRecord):
         threshold = facts.get("threshold")
         self.loops = tuple(map(str, facts.get("loops", ())))
         self.stall_threshold = None if threshold is None else float(threshold)
+        stale_after = facts.get("stale_after")
+        self.stale_after = None if stale_after is None else float(stale_after)
         self.crash_file = Path(facts["crash_file"]) if facts.get("crash_file") else None
         self.slots = int(facts.get("slots", 0))
         self.has_joined = True
@@ -186,7 +198,7 @@ class WorkerRecord(ChildRecord):
         """Why it is not ready, by its reports, its beats and its leases; empty if it is, or has not
         reported yet. `now` is the time of the boot clock.
         """
-        if self.is_stalled:
+        if self.is_stalled or self.is_stale:
             return HealthReason.STALE.value
         unreachable = HealthReason.UNREACHABLE.value if self.is_unreachable(now) else ""
         return super().unready_reason(now) or unreachable
@@ -239,6 +251,16 @@ class WorkerRecord(ChildRecord):
         }
         return {owner: ages for owner, ages in found.items() if ages}
 
+    def beat_ages(self, now: float) -> dict[str, float]:
+        """Seconds since the last beat of each running loop, at this time of the monotonic clock."""
+        ages = {name: state.age_at(now) for name, state in tuple(self._loop_states.items())}
+        return {name: age for name, age in ages.items() if age is not None}
+
+    def check_beats(self, now: float) -> None:
+        """Note whether a loop is stale. The worker reports that too, but not while it is frozen."""
+        ages = self.beat_ages(now).values()
+        self.is_stale = self.stale_after is not None and max(ages, default=0.0) > self.stale_after
+
     def is_unreachable(self, now: float) -> bool:
         """Whether one of its stores has confirmed no renewal for as long as leases last."""
         return any(leases.is_unreachable(now) for leases in tuple(self.engine_leases.values()))
@@ -264,7 +286,7 @@ class WorkerRecord(ChildRecord):
         if self.is_stopping:
             return HealthReason.DRAINING
         if self._is_ready:
-            return HealthReason.OK
+            return HealthReason.STALE if self.is_stale else HealthReason.OK
         text = self.failing[0].rpartition(": ")[2] if self.failing else ""
         return HealthReason(text) if text in set(HealthReason) else HealthReason.PENDING
 
