@@ -25,6 +25,7 @@ from longwatch.supervisor.supervisor_lock import SupervisorLock
 from postgres_server import make_server, shared_server
 from redis_server import FSYNC_ALWAYS, running_server
 from run_process import TIMEOUT, clean_environment
+from small_disk import mount, small_filesystem
 from up_process import unused_port, write_config
 
 Facts = dict[str, Any]
@@ -134,6 +135,16 @@ def test_an_unsafe_state_directory_and_open_files_are_found(doctor: Doctor, tmp_
 def test_a_directory_in_which_no_file_can_be_made_is_found(doctor: Doctor) -> None:
     [text] = doctor.texts("fsync", "--state-dir", "/proc/none")
     assert text.startswith(("problem: a file in /proc cannot be", "problem: /proc cannot be"))
+
+
+def test_a_read_only_disk_is_one_problem_and_not_one_of_permissions(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    with small_filesystem(tmp_path) as disk:
+        mount("-o", "remount,ro", str(disk))
+        [text] = doctor.texts("disks", "--state-dir", disk / "state")
+        assert f"{disk} is on a read-only file system" in text
+        assert 1 == doctor.report["problems"], doctor.report
 
 
 def test_a_damaged_ledger_is_remembered(doctor: Doctor, tmp_path: Path) -> None:
@@ -269,6 +280,12 @@ def test_a_busy_port_and_faults_of_the_file_are_found(doctor: Doctor, tmp_path: 
     assert f"port {port}, for metrics_port of [supervisor], is not free" in text
     (tmp_path / "longwatch.toml").write_text('[program.web]\ncomand = "true"\n')
     assert any("comand" in text for text in doctor.texts("settings"))
+
+
+def test_one_free_port_is_one_port(doctor: Doctor, tmp_path: Path) -> None:
+    write_config(tmp_path, {}, supervisor={"metrics_port": unused_port()})
+    doctor()
+    assert ["1 port of the settings is free"] == doctor.ok("ports")
 
 
 def test_a_container_runtime_that_does_not_answer_is_a_problem(

@@ -99,6 +99,8 @@ def _space_findings(facts: DiskFacts) -> Iterator[Finding]:
 def check_fsync(subject: Subject) -> Iterable[Finding]:
     """Whether a file can be written and forced to disk where state and stores are."""
     for path, _ in _directories(subject):
+        if os.statvfs(path).f_flag & os.ST_RDONLY:
+            continue  # check_disks reports that
         if not os.access(path, os.W_OK | os.X_OK):
             yield problem(
                 f"{path} cannot be written by this user",

@@ -49,7 +49,10 @@ def check_ports(subject: Subject) -> Iterable[Finding]:
         _fault_finding(fault)
         for fault in busy_port_faults(settings, source=subject.loaded.display_path)
     ]
-    return or_ok(found, f"{len(wanted)} ports of the settings are free") if wanted else found
+    are_free = "1 port of the settings is free"
+    if len(wanted) != 1:
+        are_free = f"{len(wanted)} ports of the settings are free"
+    return or_ok(found, are_free) if wanted else found
 
 
 def wanted_ports(settings: Settings) -> dict[int, str]:
