@@ -114,6 +114,33 @@ def test_a_supervisor_that_is_gone_leaves_its_table_with_its_age() -> None:
     assert lines[4].startswith("web ")
 
 
+@pytest.mark.parametrize(("seconds", "is_late"), [(4.9, False), (6.0, True)])
+def test_a_supervisor_that_is_late_makes_the_table_old(seconds: float, is_late: bool) -> None:  # noqa: FBT001 - a case
+    found = replace(snapshot(program("web")), answered_at=NOW - seconds)
+    assert is_late == (frame(found).lines[1] == "no answer yet (the table is 6 s old)")
+
+
+@pytest.mark.parametrize(("height", "number"), [(24, 3), (16, 2), (8, 1), (7, 0)])
+def test_a_low_screen_keeps_the_table_and_shows_the_latest_warnings(
+    height: int, number: int
+) -> None:
+    names = ("first", "second", "third")
+    facts = {"ts": "2026-01-01T00:00:00Z", "level": "warning"}
+    warnings = tuple({**facts, "event": name} for name in names)
+    lines = frame(snapshot(program("web"), warnings=warnings), height=height).lines
+    shown = [name for name in names if any(name in line for line in lines)]
+    assert list(names[3 - number :]) == shown
+    assert any(line.startswith("web ") for line in lines)
+
+
+def test_a_narrow_screen_leaves_out_columns_and_keeps_what_is_ready() -> None:
+    lines = frame(snapshot(program("web"), workers=(WORKER,)), width=40).lines
+    assert "program  state  up for  restarts  ready" == lines[2]
+    assert "web      up     90 s           0  yes" == lines[3]
+    assert "worker  loop    beat  holding  ready" == lines[5]
+    assert "jobs    pages  6.0 s        1  no: stale" == lines[6]
+
+
 def test_a_loop_whose_beat_is_older_than_half_the_threshold_is_yellow() -> None:
     lines = frame(snapshot(program("web"), workers=(WORKER,)), colour=True).lines
     [row] = [line for line in lines if "pages" in line]

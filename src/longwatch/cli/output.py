@@ -103,6 +103,18 @@ def _terminal_width() -> int | None:
     return get_terminal_size().columns
 
 
+def fitting_columns(widths: Mapping[str, int], width: int, *, drop: Iterable[str]) -> list[str]:
+    """The columns of a table that is at most `width` wide. Those of `drop` are left out, the first
+    one first, as long as the others do not fit.
+    """
+    columns = list(widths)
+    for name in drop:
+        if _total_width([widths[each] for each in columns]) <= width:
+            break
+        columns.remove(name)
+    return columns
+
+
 def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + len(GAP) * (len(widths) - 1)
 

@@ -1,14 +1,23 @@
 """The table of `longwatch status`, and the line about each program after a command.
 
-The table fits the terminal: names are shortened, notes are cut, and nothing is wrapped.
+The table fits the terminal: names are shortened, a narrow terminal has fewer columns, notes are
+cut, and nothing is wrapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from longwatch.cli.output import GAP, age, note_lines, pluralize, shorten_middle, text_width
+from longwatch.cli.output import (
+    GAP,
+    age,
+    fitting_columns,
+    note_lines,
+    pluralize,
+    shorten_middle,
+    text_width,
+)
 from longwatch.core.sanitize import printable
 
 JsonObject = dict[str, Any]
@@ -18,7 +27,8 @@ MAX_REASON_CHARS = 80
 _MIN_NAME_WIDTH = 8
 _NUMBERS = frozenset({"pid", "cpu", "memory", "restarts"})
 """Columns that are aligned to the right."""
-_STATE_COLUMN = HEADERS.index("state")
+_DROPPED_FIRST = ("memory", "cpu", "pid", "restarts", "up for")
+"""The columns that a narrow terminal does not have, the first one first."""
 _GREEN, _YELLOW, _RED, _DIM = "32", "33", "31", "2"
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 
@@ -51,9 +61,14 @@ def status_table(
     """
     found = list(programs)
     rows = [HEADERS, *(_row(facts) for facts in found)]
-    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
-    others = sum(widths[1:]) + len(GAP) * (len(HEADERS) - 1)
-    widths[0] = min(widths[0], max(width - others, _MIN_NAME_WIDTH))
+    columns = zip(*rows, strict=True)
+    widths = {column[0]: max(map(text_width, column)) for column in columns}
+    name_width = widths["program"]
+    widths["program"] = min(name_width, _MIN_NAME_WIDTH)
+    shown = fitting_columns(widths, width, drop=_DROPPED_FIRST)
+    widths = {name: widths[name] for name in shown}
+    free = width - sum(widths.values()) - len(GAP) * (len(widths) - 1)
+    widths["program"] = min(name_width, widths["program"] + max(free, 0))
     lines = [_line(HEADERS, widths)]
     for facts, row in zip(found, rows[1:], strict=True):
         lines.append(_line(row, widths, _state_colour(facts) if colour else ""))
@@ -61,14 +76,16 @@ def status_table(
     return lines
 
 
-def _line(row: Sequence[str], widths: Sequence[int], state_colour: str = "") -> str:
+def _line(row: Sequence[str], widths: Mapping[str, int], state_colour: str = "") -> str:
+    """The cells of the columns that have a width."""
     cells = []
-    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-        shown = shorten_middle(text, width)
+    texts = dict(zip(HEADERS, row, strict=True))
+    for name, width in widths.items():
+        shown = shorten_middle(texts[name], width)
         space = " " * (width - text_width(shown))
-        if column == _STATE_COLUMN and state_colour:
+        if name == "state" and state_colour:
             shown = f"\x1b[{state_colour}m{shown}\x1b[0m"
-        cells.append(space + shown if HEADERS[column] in _NUMBERS else shown + space)
+        cells.append(space + shown if name in _NUMBERS else shown + space)
     return GAP.join(cells).rstrip()
 
 

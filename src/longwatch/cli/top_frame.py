@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from longwatch.cli.output import GAP, age, cut, pluralize, shorten_middle, text_width
+from longwatch.cli.output import (
+    GAP,
+    age,
+    cut,
+    fitting_columns,
+    pluralize,
+    shorten_middle,
+    text_width,
+)
 from longwatch.cli.status_table import status_lines
 from longwatch.core.sanitize import printable
 
@@ -24,8 +32,13 @@ MIN_HEIGHT = 4
 _BOLD, _RED, _YELLOW = "1", "31", "33"
 _LOOP_HEADERS = ("worker", "loop", "beat", "longest", "holding", "ready")
 _LOOP_NUMBERS = frozenset({"beat", "longest", "holding"})
+_LOOP_DROPPED_FIRST = ("longest", "holding")
 _MIN_NAME_WIDTH = 8
 _MAX_SUPERVISORS = 3
+_LINES_PER_WARNING = 8
+"""A low screen has room for fewer warnings: one for each so many lines."""
+_LATE_SECONDS = 3.0
+"""Seconds after the interval from which on a supervisor that has not answered is late."""
 _ALL_LINES = 1 << 30
 _SCROLL_STEPS = {
     **dict.fromkeys(("up", "k"), (False, -1)),
@@ -111,7 +124,8 @@ def make_frame(
     foot = _warning_lines(snapshot, style)
     if style.height is None:
         return Frame([*head, "", *body, *(["", *foot] if foot else ())], view)
-    foot = [*foot, style.fit(_status_line(view))]
+    most = style.height // _LINES_PER_WARNING
+    foot = [*foot[len(foot) - min(most, len(foot)) :], style.fit(_status_line(view))]
     room = style.height - len(head) - len(foot) - 1
     if room < 1:  # a tiny terminal: the table is what matters
         head, foot, room = head[:1], foot[-1:], max(style.height - 3, 1)
@@ -168,13 +182,20 @@ def _head_lines(snapshot: Snapshot, style: FrameStyle, *, now: float, interval: 
     programs = response.get("programs", [])
     facts = [shown or "longwatch", _count_states(programs), f"every {interval:g} s"]
     lines = [style.paint(style.fit(printable("  ".join(filter(None, facts)))), _BOLD)]
-    if snapshot.problem:
-        old = age(now - snapshot.answered_at) if snapshot.answered_at else ""
-        since = f" (the table is {old} old)" if old else ""
-        lines.append(
-            style.paint(style.fit(printable(f"no answer{since}: {snapshot.problem}")), _RED)
-        )
+    if problem := _answer_problem(snapshot, now=now, interval=interval):
+        lines.append(style.paint(style.fit(printable(problem)), _RED))
     return lines
+
+
+def _answer_problem(snapshot: Snapshot, *, now: float, interval: float) -> str:
+    """Why the table is old; empty if it is not. A frozen supervisor is late before it counts as
+    one that does not answer.
+    """
+    seconds = now - snapshot.answered_at if snapshot.answered_at else 0.0
+    since = f" (the table is {age(seconds)} old)" if snapshot.answered_at else ""
+    if snapshot.problem:
+        return f"no answer{since}: {snapshot.problem}"
+    return f"no answer yet{since}" if seconds > interval + _LATE_SECONDS else ""
 
 
 def _count_states(programs: Sequence[JsonObject]) -> str:
@@ -228,11 +249,14 @@ def _loop_lines(workers: Iterable[JsonObject], style: FrameStyle) -> list[str]:
             colours.append(_loop_colour(worker, loop))
     if not rows:
         return []
-    widths = [max(map(text_width, column)) for column in zip(_LOOP_HEADERS, *rows, strict=True)]
-    fixed = sum(widths[2:]) + len(GAP) * (len(widths) - 1)
-    for column in (0, 1):
-        other = widths[1 - column]
-        widths[column] = min(widths[column], max(style.width - fixed - other, _MIN_NAME_WIDTH))
+    columns = zip(_LOOP_HEADERS, *rows, strict=True)
+    widths = {column[0]: max(map(text_width, column)) for column in columns}
+    least = {name: min(widths[name], _MIN_NAME_WIDTH) for name in ("worker", "loop")}
+    shown = fitting_columns({**widths, **least}, style.width, drop=_LOOP_DROPPED_FIRST)
+    widths = {name: widths[name] for name in shown}
+    for name, smallest in least.items():
+        spare = style.width - sum(widths.values()) - len(GAP) * (len(widths) - 1)
+        widths[name] = min(widths[name], max(widths[name] + spare, smallest))
     lines = [_loop_line(_LOOP_HEADERS, widths, style)]
     for row, code in zip(rows, colours, strict=True):
         line = _loop_line(row, widths, style)
@@ -261,10 +285,11 @@ def _loop_colour(worker: JsonObject, loop: JsonObject) -> str:
     return _YELLOW if threshold and seen > threshold / 2 else ""
 
 
-def _loop_line(row: Sequence[str], widths: Sequence[int], style: FrameStyle) -> str:
+def _loop_line(row: Sequence[str], widths: Mapping[str, int], style: FrameStyle) -> str:
     cells = []
-    for name, text, width in zip(_LOOP_HEADERS, row, widths, strict=True):
-        shown = shorten_middle(text, width)
+    texts = dict(zip(_LOOP_HEADERS, row, strict=True))
+    for name, width in widths.items():
+        shown = shorten_middle(texts[name], width)
         space = " " * (width - text_width(shown))
         cells.append(space + shown if name in _LOOP_NUMBERS else shown + space)
     return style.fit(GAP.join(cells).rstrip())
