@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ import pytest
 from fake_supervisor import fake_supervisor, program
 from longwatch.core.masking import mask_text
 from longwatch.mailbox.url import open_mailbox, open_store
+from longwatch.observe.event_log import timestamp
+from longwatch.observe.logfile import LogFile
 from longwatch.store.postgres.database import PostgresDatabase
 from longwatch.supervisor.supervisor_lock import SupervisorLock
 from postgres_server import make_server, shared_server
@@ -327,6 +330,37 @@ def test_what_runs_is_compared_with_what_should_run(doctor: Doctor, tmp_path: Pa
     assert "loop pages was silent for 45.0 s" in silent
     assert "watchdog_threshold=180" in silent
     assert doctor.ok("sqlite:///nothing.db")
+
+
+def test_stalls_of_the_last_day_are_found_after_the_process_that_stalled_has_ended(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    stall: dict[str, Any] = {
+        "level": "critical",
+        "event": "worker_stalled",
+        "program": "jobs-1",
+        "elapsed": 61.0,
+        "threshold": 60.0,
+        "stacks": "/s/crashes/2.stacks",
+    }
+    now = time.time()
+    ages = {"jobs-1": (90_000.0, 7200.0, 60.0), "jobs-2": (100_000.0,), "mail": (5.0,)}
+    records = [
+        {**stall, "ts": timestamp(now - age), "program": name}
+        for name, found in ages.items()
+        for age in found
+    ]
+    log = LogFile(tmp_path / ".longwatch" / "logs" / "watchdog.log")
+    for record in [{"event": "worker_joined"}, *records]:
+        log.write(json.dumps(record).encode() + b"\n")
+    log.close()
+    jobs, mail = doctor.texts("watchdogs", code=0)
+    assert (
+        "warning: jobs-1: its watchdog ended it 2 times in the last day, after 60.0 s without a "
+        f"heartbeat; last at {timestamp(now - 60)} → see its stacks in /s/crashes/2.stacks; if it "
+        "was only slow, raise watchdog_threshold, or call context.beat() more often"
+    ) == jobs
+    assert "mail: its watchdog ended it once in the last day" in mail
 
 
 def test_a_supervisor_that_answers_nobody_is_a_problem(doctor: Doctor, tmp_path: Path) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longwatch.app.doctor.findings import Finding, ok, or_ok, problem, problem_from, warning
 from longwatch.app.doctor.subject import Subject
+from longwatch.app.log_reader import EventLogReader, EventRecord
 from longwatch.errors import UsageError
+from longwatch.observe.event_log import timestamp
 
 if TYPE_CHECKING:
     from longwatch.config.settings import Settings
     from longwatch.workers.preflight import GroupInfo
 
 IMPORT_SECONDS = 15.0
+STALL_EVENTS = frozenset({"worker_stalled", "loop_stalled"})
+STALL_SECONDS = 86_400.0
+"""How long ago a stall may be that is still reported."""
+_MAX_RECORDS = 20_000
+"""How many of the last records are searched for stalls, however long the log is."""
 EXPECTED_FACTOR = 3
 """A good threshold is so many times the longest gap between heartbeats."""
 _NICE_SECONDS = (5, 10, 15, 30, 60, 120, 180, 300, 600, 720, 900, 1800, 3600, 7200)
@@ -111,12 +121,47 @@ def _backoff_findings(name: str, program: Any) -> Iterator[Finding]:
 
 
 def check_watchdogs(subject: Subject) -> Iterable[Finding]:
+    """The longest gaps of the processes that run, and the stalls that ended others."""
     workers = subject.running.workers
-    if not workers:
-        return ()
-    loops = sum(len(worker.get("loops", ())) for worker in workers)
     found = [finding for worker in workers for finding in watchdog_findings(worker)]
+    if subject.state is not None:
+        found += stall_findings(read_stalls(subject.state, now=time.time()))
+    if not workers:
+        return found
+    loops = sum(len(worker.get("loops", ())) for worker in workers)
     return or_ok(found, f"the heartbeats of {loops} loops are well within their thresholds")
+
+
+def read_stalls(state: Path, *, now: float) -> list[EventRecord]:
+    """The stalls of the last day in the log of events, oldest first."""
+    earliest = timestamp(now - STALL_SECONDS)
+    try:
+        reader = EventLogReader(state, ())
+    except UsageError:  # nothing has run here
+        return []
+    with closing(reader):
+        records = reader.read_last(_MAX_RECORDS)
+    return [
+        record
+        for record in records
+        if record.get("event") in STALL_EVENTS and str(record.get("ts")) >= earliest
+    ]
+
+
+def stall_findings(stalls: Iterable[EventRecord]) -> Iterator[Finding]:
+    """A warning for each program whose processes were ended by a watchdog."""
+    by_program: dict[str, list[EventRecord]] = {}
+    for record in stalls:
+        by_program.setdefault(str(record.get("program") or "a process"), []).append(record)
+    for program, found in by_program.items():
+        last = found[-1]
+        times = "once" if len(found) == 1 else f"{len(found)} times"
+        yield warning(
+            f"{program}: its watchdog ended it {times} in the last day, after "
+            f"{last.get('threshold')} s without a heartbeat; last at {last['ts']}",
+            f"see its stacks in {last.get('stacks') or 'the crashes directory'}; if it was only "
+            f"slow, raise watchdog_threshold, or call context.beat() more often",
+        )
 
 
 def watchdog_findings(worker: Mapping[str, Any]) -> Iterator[Finding]:
