@@ -61,6 +61,14 @@ def test_headers_of_a_trace_replace_those_of_an_older_one() -> None:
     assert {"tenant": "acme", "traceparent": "new", "tracestate": "a=1"} == decode_headers(added)
 
 
+def test_the_state_of_an_older_trace_goes_with_it() -> None:
+    given = encode_headers({"traceparent": "old", "tracestate": "a=1", "baggage": "b=2"})
+    assert {"traceparent": "new", "baggage": "b=2"} == decode_headers(
+        add_headers(given, {"traceparent": "new"})
+    )
+    assert decode_headers(given) == decode_headers(add_headers(given, {"traceparent": "old"}))
+
+
 def test_headers_of_a_trace_that_do_not_fit_are_left_out() -> None:
     given = encode_headers({"a": "x" * (MAX_HEADERS_BYTES - 100)})
     added = add_headers(given, {"traceparent": "t" * 55, "baggage": "b" * 200})

@@ -61,9 +61,12 @@ def decode_headers(encoded: str | None) -> dict[str, str]:
 
 def add_headers(encoded: str | None, added: Mapping[str, str]) -> str | None:
     """Add the headers of a trace to encoded ones, in order, as long as they fit. They replace those
-    of another trace, as in a message that is sent on with the headers it was received with.
+    of another trace, as in a message that is sent on with the headers it was received with. A
+    tracestate belongs to its traceparent, so that of another trace is removed.
     """
     headers = decode_headers(encoded)
+    if added.get("traceparent", headers.get("traceparent")) != headers.get("traceparent"):
+        headers.pop("tracestate", None)
     for name, value in added.items():
         wider = {**headers, name: value}
         if is_storable(value) and len(msgspec.json.encode(wider)) <= MAX_HEADERS_BYTES:
