@@ -7,11 +7,15 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import requires
+from longwatch import open_mailbox, open_store
+from postgres_server import destroy_server, make_server
 from prometheus_server import promtool
 from up_process import (
     FROM_SOURCE,
@@ -188,6 +192,45 @@ def test_what_workers_count_is_on_the_same_page(tmp_path: Path) -> None:
     }
     assert [1.0, 1.0, 1.0] == [found[f"program_ready{{{name}}}"] for name in names]
     assert 0.0 == found["mailbox_ready{jobs}"]
+
+
+@pytest.mark.parametrize("command", ["up", "worker"])
+def test_a_store_that_is_frozen_leaves_the_metrics_that_need_no_store(
+    command: str, tmp_path: Path
+) -> None:
+    server = make_server()
+    server.start()
+    try:
+        with (
+            open_store(server.url(), auto_migrate=True) as store,
+            serving_workers(command, tmp_path, {"STORE": server.url()}) as run,
+        ):
+            open_mailbox(store, "jobs").send({"id": "a", "do": "done"})
+            run.wait_for_reply(
+                "/metrics", lambda reply: 'acked_total{loop="jobs"} 1.0' in reply.body
+            )
+            assert 0.0 == values(run)["mailbox_ready{jobs}"]
+            with server.frozen():
+                found = values(run)
+                assert "mailbox_ready{jobs}" not in found
+                assert (1.0, 1.0) == (
+                    found["mailbox_acked_total{jobs}"],
+                    found["loop_running{jobs}"],
+                )
+            run.wait_for_reply("/metrics", lambda reply: 'ready{mailbox="jobs"} 0.0' in reply.body)
+            run.stop_cleanly()
+    finally:
+        destroy_server(server)
+
+
+def serving_workers(
+    command: str, cwd: Path, env: Mapping[str, str]
+) -> AbstractContextManager[WorkerProcess]:
+    """A worker process under `longwatch up`, or under `longwatch worker`."""
+    write_app(cwd)
+    if command == "up":
+        return serving(cwd, {}, env=env, worker={"jobs": {"target": "app:group"}})
+    return start_worker(cwd=cwd, env=env, **FROM_SOURCE)
 
 
 # --- from the start to the end ---

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from longwatch.engine.engine_loop import EngineLoop, Gauge
-from longwatch.errors import StoreError
-from longwatch.runtime.store_gauges import SAMPLE_SECONDS, StoreGauges
+from longwatch.errors import StoreError, StoreUnreachableError
+from longwatch.runtime.store_gauges import SAMPLE_SECONDS, StoreGauges, read_gauges
 from longwatch.testing import FakeClock
 
 TIMEOUT = 30.0
@@ -126,7 +126,27 @@ def test_a_store_that_does_not_answer_has_no_gauges_and_takes_none_from_the_othe
     assert [("ready", ("a",), 1.0), ("ready", ("b",), 2.0)] == sampled(gauges)
     loops[0].read = gone
     clock.advance(SAMPLE_SECONDS)
-    assert [("ready", ("b",), 2.0)] == sampled(gauges) == gauges.read()
+    assert [("ready", ("b",), 2.0)] == sampled(gauges)
+
+
+def test_after_a_store_that_cannot_be_reached_the_rest_is_not_tried() -> None:
+    asked: list[str] = []
+
+    def read(name: str, error: Exception | None = None) -> list[Gauge]:
+        asked.append(name)
+        if error is not None:
+            raise error
+        return [("ready", (name,), 1.0)]
+
+    reads = [
+        lambda: read("a"),
+        lambda: read("b", StoreError("refused")),
+        lambda: read("c"),
+        lambda: read("d", StoreUnreachableError("gone")),
+        lambda: read("e"),
+    ]
+    assert [("ready", ("a",), 1.0), ("ready", ("c",), 1.0)] == read_gauges(reads)
+    assert ["a", "b", "c", "d"] == asked
 
 
 def test_of_the_loops_of_one_kind_and_one_store_one_is_asked(clock: FakeClock) -> None:

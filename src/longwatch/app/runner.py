@@ -57,6 +57,7 @@ from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.process import reap_orphans
 from longwatch.host.sdnotify import SdNotifier
 from longwatch.host.signals import catch_signals
+from longwatch.host.timed_reads import SCRAPE_READ_SECONDS, TimedReads
 from longwatch.observe.runner_metrics import RunnerMetrics
 from longwatch.observe.tracing import install_if_wanted
 from longwatch.runner.health import MAX_BEAT_AGE
@@ -178,6 +179,9 @@ class _RunnerCommand:
             source_spec(name, source, base=base, environ=environ)
             for name, source in settings.source.items()
         ]
+        self._depth_reads: TimedReads[Mapping[str, int]] = TimedReads(
+            name="runner-queue-depths", timeout=SCRAPE_READ_SECONDS, clock=self._clock
+        )
         self._metrics = RunnerMetrics(
             clusters=[source.name for source in sources],
             namespace=settings.metrics_namespace,
@@ -224,7 +228,11 @@ class _RunnerCommand:
             self._relay.close()
 
     def _queue_depths(self) -> Mapping[str, int]:
-        return self._runner.depths.refresh()
+        """The depths of the queues. Raises LookupError if the store does not answer in time."""
+        found = self._depth_reads.results({"queues": self._runner.depths.refresh})
+        if not found:
+            raise LookupError("the store did not answer")
+        return found[0]
 
     def run(self, state: Path | None) -> int:
         """Run until a signal. `state` is the state directory in which `longwatch status` finds this

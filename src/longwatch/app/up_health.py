@@ -39,6 +39,7 @@ from longwatch.supervisor.restart_policy import EndVerdict
 from longwatch.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from longwatch.workers.health import MailboxReader
     from longwatch.workers.monitor import WorkerMonitor
 
 T = TypeVar("T")
@@ -89,6 +90,7 @@ class UpHealth:
         self._heartbeat = Heartbeat(clock)
         self._counters = EventCounters()
         self._usage = UsageSamples()
+        self._mailbox_reader: MailboxReader | None = None
 
     @contextmanager
     def serving(self, *, host: str, port: int) -> Iterator[None]:
@@ -134,15 +136,17 @@ class UpHealth:
 
     def exposition(self) -> bytes:
         """The metrics page. Blocks on the supervisor for at most a second, and on the stores of
-        workers.
+        workers for a few.
         """
         merged = MergedSamples()
         if (monitor := self._worker_monitor()) is not None:
-            from longwatch.workers.health import mailbox_samples  # noqa: PLC0415 - only with workers
+            from longwatch.workers.health import MailboxReader  # noqa: PLC0415 - only with workers
 
+            if self._mailbox_reader is None:
+                self._mailbox_reader = MailboxReader(self._clock)
             samples, families = monitor.exported()
             merged.add_families(families)
-            merged.update(_PROGRAMS, [*samples, *mailbox_samples(monitor)])
+            merged.update(_PROGRAMS, [*samples, *self._mailbox_reader.samples(monitor)])
         merged.update(_THIS_PROCESS, [*self._counters.samples(), *self._program_samples()])
         return exposition(merged.samples(), merged.families)
 

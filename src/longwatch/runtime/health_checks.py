@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from longwatch.core.clock import Clock
@@ -13,11 +13,12 @@ from longwatch.core.events.runtime import LoopDegraded, LoopRecovered
 from longwatch.core.health import Aspect, Health, HealthCheck, HealthReason, HealthReport
 from longwatch.engine.engine_loop import EngineLoop, Gauge
 from longwatch.errors import MailboxError, StoreError
+from longwatch.host.timed_reads import SCRAPE_READ_SECONDS, TimedReads
 from longwatch.host.watchdog import BeatAge
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.records import MailboxStats
 from longwatch.runtime.loop_runner import LoopRunner
-from longwatch.runtime.store_gauges import StoreGauges
+from longwatch.runtime.store_gauges import StoreGauges, read_gauges
 
 _READINESS = frozenset({Aspect.READY})
 
@@ -44,6 +45,9 @@ class GroupHealth:
         self._events = events
         self._degraded: set[str] = set()
         self._store_gauges = StoreGauges(self._loops_with_store, clock)
+        self._store_reads: TimedReads[list[Gauge]] = TimedReads(
+            name="group-store-gauges", timeout=SCRAPE_READ_SECONDS, clock=clock
+        )
         self._quick_health = Health((check for check in self.checks() if check.quick), clock)
 
     def checks(self) -> Iterator[HealthCheck]:
@@ -106,17 +110,25 @@ class GroupHealth:
 
     def all_gauges(self) -> list[Gauge]:
         """All gauges: also whether everything is ready, and the state of mailboxes and graphs.
-        Blocks on their stores.
+        Blocks on their stores for a few seconds at most. A store that does not answer has none.
         """
-        found: list[Gauge] = [
+        return [
             ("longwatch_health_ready", (), float(self.readiness().ok)),
             *self._loop_gauges(),
-            *self._store_gauges.read(),
+            *chain.from_iterable(self._store_reads.results(self._reads_by_store())),
         ]
-        for mailbox in self._mailboxes():
-            with suppress(MailboxError, StoreError):  # a store that does not answer has no gauges
-                found += mailbox_gauges(mailbox.name, mailbox.stats())
-        return found
+
+    def _reads_by_store(self) -> dict[Hashable, Callable[[], list[Gauge]]]:
+        """The calls that read the gauges of mailboxes and graphs, one for each store."""
+        reads: dict[Hashable, list[Callable[[], list[Gauge]]]] = {}
+        for loop in self._store_gauges.loops_to_ask():
+            reads.setdefault(loop.store_identity, []).append(loop.store_gauges)
+        for runner in self.runners:
+            requests = getattr(runner.loop, "requests", None)
+            if isinstance(requests, Mailbox) and isinstance(runner.loop, EngineLoop):
+                read = partial(_read_mailbox, requests)
+                reads.setdefault(runner.loop.store_identity, []).append(read)
+        return {store: partial(read_gauges, found) for store, found in reads.items()}
 
     # --- the checks ---
 
@@ -148,11 +160,6 @@ class GroupHealth:
             else HealthReason.NOT_STARTED
         )
 
-    def _mailboxes(self) -> list[Mailbox[Any]]:
-        """The mailboxes that the loops claim from."""
-        found = (getattr(runner.loop, "requests", None) for runner in self.runners)
-        return [requests for requests in found if isinstance(requests, Mailbox)]
-
     def _loops_with_store(self) -> list[EngineLoop]:
         """The loops that have reached their store in this run."""
         found = (runner.loop for runner in self.runners if runner.is_running)
@@ -179,6 +186,10 @@ def mailbox_gauges(name: str, stats: MailboxStats) -> list[Gauge]:
         (f"longwatch_mailbox_{what}", (name,), float(number))
         for what, number in (shown | oldest).items()
     ]
+
+
+def _read_mailbox(mailbox: Mailbox[Any]) -> list[Gauge]:
+    return mailbox_gauges(mailbox.name, mailbox.stats())
 
 
 def _check_store(loop: EngineLoop) -> HealthReason:

@@ -14,7 +14,7 @@ from math import inf
 
 from longwatch.core.clock import Clock
 from longwatch.engine.engine_loop import EngineLoop, Gauge
-from longwatch.errors import LongwatchError
+from longwatch.errors import LongwatchError, MailboxConnectionError, StoreUnreachableError
 from longwatch.host.background_thread import BackgroundThread
 
 SAMPLE_SECONDS = 5.0
@@ -40,7 +40,7 @@ class StoreGauges:
         """
         is_sampling = self._sampling is not None and not self._sampling.done.is_set()
         if not is_sampling and self._clock.monotonic() >= self._next_at:
-            loops = self._loops_to_ask()
+            loops = self.loops_to_ask()
             if loops:
                 self._sampling = BackgroundThread(
                     lambda: self._sample(loops), name="store-gauges", report_errors=True
@@ -51,12 +51,6 @@ class StoreGauges:
                 self._latest = []
         return self._latest
 
-    def read(self) -> list[Gauge]:
-        """Read the gauges now. Blocks on the stores. Those whose store does not answer are left
-        out.
-        """
-        return _read(self._loops_to_ask())
-
     def _sample(self, loops: Iterable[EngineLoop]) -> None:
         started = self._clock.monotonic()
         try:
@@ -65,7 +59,8 @@ class StoreGauges:
             took = self._clock.monotonic() - started
             self._next_at = started + took + max(SAMPLE_SECONDS, _REST_FACTOR * took)
 
-    def _loops_to_ask(self) -> list[EngineLoop]:
+    def loops_to_ask(self) -> list[EngineLoop]:
+        """One loop of each kind and store."""
         found = {
             (type(loop), loop.store_identity): loop
             for loop in self._loops()
@@ -75,11 +70,19 @@ class StoreGauges:
 
 
 def _read(loops: Iterable[EngineLoop]) -> list[Gauge]:
-    return list(chain.from_iterable(map(_gauges_of, loops)))
+    return list(chain.from_iterable(read_gauges([loop.store_gauges]) for loop in loops))
 
 
-def _gauges_of(loop: EngineLoop) -> list[Gauge]:
-    try:
-        return loop.store_gauges()
-    except LongwatchError:  # a store that does not answer has no gauges
-        return []
+def read_gauges(reads: Iterable[Callable[[], Iterable[Gauge]]]) -> list[Gauge]:
+    """Make the reads of one store. Those that it refuses are left out; once it cannot be reached,
+    the rest is not tried.
+    """
+    found: list[Gauge] = []
+    for read in reads:
+        try:
+            found += read()
+        except (StoreUnreachableError, MailboxConnectionError):
+            break
+        except LongwatchError:
+            continue
+    return found

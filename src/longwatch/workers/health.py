@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
+from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.health import Aspect, Health, HealthCheck, HealthReason
-from longwatch.errors import LongwatchError
+from longwatch.engine.engine_loop import Gauge
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.sdnotify import SdNotifier
 from longwatch.host.service import Service
+from longwatch.host.timed_reads import SCRAPE_READ_SECONDS, TimedReads
 from longwatch.observe.counters import MetricSample
 from longwatch.observe.metrics import exposition
 from longwatch.runtime.health_checks import mailbox_gauges
+from longwatch.runtime.store_gauges import read_gauges
 from longwatch.workers.monitor import CHECK_INTERVAL, WorkerMonitor
 
 _NOT_LIVE_AFTER = 30.0
@@ -32,6 +36,7 @@ class WorkersHealth(Service):
         self._names = names
         self._notifier = notifier = SdNotifier.from_environment()
         self._health = Health(self.checks(), clock)
+        self._mailbox_reader = MailboxReader(clock)
         self._has_been_ready = False
         beat_within = notifier.watchdog_seconds
         interval = CHECK_INTERVAL if beat_within is None else min(CHECK_INTERVAL, beat_within / 3)
@@ -113,16 +118,29 @@ class WorkersHealth(Service):
         running = {worker.program for worker in self._monitor.workers()}
         for name in self._names:
             yield MetricSample("longwatch_worker_up", (name,), float(name in running))
-        yield from mailbox_samples(self._monitor)
+        yield from self._mailbox_reader.samples(self._monitor)
 
 
-def mailbox_samples(monitor: WorkerMonitor) -> Iterator[MetricSample]:
-    """The gauges of the mailboxes that workers claim from. Blocks on their stores. Mailboxes whose
-    store does not answer are left out.
-    """
-    for name, source in monitor.mailbox_sources():
-        try:
-            stats = source.stats()
-        except LongwatchError:
-            continue
-        yield from (MetricSample(*gauge) for gauge in mailbox_gauges(name, stats))
+class MailboxReader:
+    """Reads the gauges of the mailboxes that workers claim from. For one thread at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._reads: TimedReads[list[Gauge]] = TimedReads(
+            name="worker-mailboxes", timeout=SCRAPE_READ_SECONDS, clock=clock
+        )
+
+    def samples(self, monitor: WorkerMonitor) -> list[MetricSample]:
+        """Blocks on the stores for a few seconds at most. A store that does not answer has none."""
+        by_store = monitor.mailbox_sources()
+        found = self._reads.results(
+            {url: partial(_read_mailboxes, sources) for url, sources in by_store.items()}
+        )
+        return [MetricSample(*gauge) for gauge in chain.from_iterable(found)]
+
+
+def _read_mailboxes(sources: Mapping[str, Any]) -> list[Gauge]:
+    return read_gauges(partial(_read_mailbox, name, source) for name, source in sources.items())
+
+
+def _read_mailbox(name: str, source: Any) -> list[Gauge]:
+    return mailbox_gauges(name, source.stats())

@@ -175,16 +175,14 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         """The same, with the families of all of them: a runner has its own."""
         return self._reports.samples()
 
-    def mailbox_sources(self) -> Iterable[tuple[str, Any]]:
-        """The claim sources of the mailboxes that workers claim from, by mailbox name."""
-        leases = (
-            each for worker in self.workers() for each in tuple(worker.engine_leases.values())
-        )
-        return {
-            (each.store_url, each.name): (each.name, each.source)
-            for each in leases
-            if each.is_mailbox
-        }.values()
+    def mailbox_sources(self) -> dict[str, dict[str, Any]]:
+        """The claim sources of the mailboxes that workers claim from: by store, then by name."""
+        found: dict[str, dict[str, Any]] = {}
+        for worker in self.workers():
+            for each in tuple(worker.engine_leases.values()):
+                if each.is_mailbox:
+                    found.setdefault(each.store_url, {})[each.name] = each.source
+        return found
 
     # --- the service contract ---
 
