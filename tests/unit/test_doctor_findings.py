@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,12 @@ import pytest
 
 from longwatch import __version__
 from longwatch.app.doctor.examination import Check, Report, all_ok, examine
-from longwatch.app.doctor.files import DiskFacts, disk_findings, fsync_finding
+from longwatch.app.doctor.files import (
+    DiskFacts,
+    check_permissions,
+    disk_findings,
+    fsync_finding,
+)
 from longwatch.app.doctor.findings import (
     Finding,
     Severity,
@@ -489,6 +496,22 @@ def test_programs_that_are_not_as_desired_are_listed() -> None:
     )
     found = check_supervisors(Subject(running=Running(programs=programs)))
     assert ["problem: a is broken", "warning: b is waiting"] == said(found)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_private_state_directory_of_another_user_is_named_with_its_owner() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        state = Path(folder, "state")
+        state.mkdir(0o700)
+        os.seteuid(65534)
+        try:
+            found = list(check_permissions(Subject(state=state)))
+        finally:
+            os.seteuid(0)
+    texts = [text for text in said(found) if str(state) in text]
+    assert [f"warning: {state} belongs to user 0, and this is user 65534"] == texts
+    assert_cured(found)
 
 
 # --- running the checks ---

@@ -215,7 +215,10 @@ def _state_findings(state: Path) -> Iterator[Finding]:
 
 def _open_files(state: Path) -> Iterator[Finding]:
     """Files with secrets or control that other users can read or write."""
-    for path in (*(state / name for name in _PRIVATE_FILES), *(state / "logs").glob("*.log")):
+    logs: list[Path] = []
+    with suppress(OSError):  # the directory of another user
+        logs += (state / "logs").glob("*.log")
+    for path in (*(state / name for name in _PRIVATE_FILES), *logs):
         with suppress(OSError):
             mode = stat.S_IMODE(path.lstat().st_mode)
             if mode & 0o077:
