@@ -269,8 +269,8 @@ def test_a_fault_of_ours_is_a_page_and_an_event(
     [
         b"GET /./ /evil?token=%s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         (
-            b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %s\r\nContent-Encoding: gzip\r\n"
-            b"Content-Length: 5\r\n\r\nabcde"
+            b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Token: %s\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nno size\r\n"
         ),
     ],
 )
@@ -284,6 +284,13 @@ def test_a_malformed_request_is_refused_and_not_logged(
     assert b" 400 " in status
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not page.events
+
+
+def test_a_compressed_form_is_refused_and_never_expanded(page: ServedPage) -> None:
+    """A megabyte that expands to a gigabyte would hold up the event loop for seconds."""
+    answer = page.post("/programs/web/stop", "this would not expand", Content_Encoding="gzip")
+
+    assert 415 == answer.status
 
 
 def test_a_live_path_that_is_no_address_is_not_found(page: ServedPage) -> None:

@@ -149,6 +149,7 @@ class PageServer:
             app,
             logger=http_logger(),
             access_log=None,
+            auto_decompress=False,  # a small body may expand to gigabytes, on the event loop
             handle_signals=False,
             shutdown_timeout=0.1,
         )
@@ -232,6 +233,10 @@ class PageServer:
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         form: dict[str, str] = {}
+        if "Content-Encoding" in request.headers:
+            return self._problem(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "A form is sent without compression."
+            )
         if request.method == "POST":
             async with asyncio.timeout(FORM_TIMEOUT):
                 body = (await request.read()).decode(errors="replace")
