@@ -14,9 +14,10 @@ from urllib.parse import urlencode
 import pytest
 
 from longwatch.app import control
+from longwatch.core.events.page import PageActionTaken
 from longwatch.errors import TryAgainError
 from longwatch.page import live, server
-from longwatch.page.data import ControlSource
+from longwatch.page.data import ControlSource, ControlView
 from longwatch.page.stores import StoreCatalog, store_key
 from page_process import TOKEN, ServedPage, served_page
 from polling import eventually
@@ -208,6 +209,68 @@ def test_an_action_needs_a_confirmation_and_its_own_token(page: ServedPage) -> N
     assert 403 == page.post(path, urlencode({"confirmed": "yes", "action_token": other})).status
     assert 404 == page.post(path, urlencode({"action_token": token})).status
     assert [] == page.events
+
+
+@pytest.fixture
+def slow_commands(
+    page: ServedPage, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[list[str], threading.Event]]:
+    """Commands on a program `web` that take until the event. Yields those that have begun."""
+    release, begun = threading.Event(), list[str]()
+
+    def request(command: str, *_args: object, **_options: object) -> dict[str, object]:
+        begun.append(command)
+        release.wait(60)
+        return {}
+
+    monkeypatch.setattr(
+        page.data.control, "status", lambda: ControlView(programs=[{"name": "web"}])
+    )
+    monkeypatch.setattr(page.data.control, "request", request)
+    yield begun, release
+    release.set()
+
+
+def act_at_the_same_time(page: ServedPage, count: int) -> list[threading.Thread]:
+    path = "/programs/web/stop"
+    form = urlencode({"confirmed": "yes", "action_token": page.policy.action_token(path)})
+    threads = [threading.Thread(target=page.post, args=(path, form)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_slow_actions_do_not_hold_up_pages(
+    page: ServedPage,
+    slow_commands: tuple[list[str], threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, release = slow_commands
+    monkeypatch.setattr(server, "VIEW_TIMEOUT", 2.0)
+    threads = act_at_the_same_time(page, server.ACTION_POOL_SIZE)
+    assert eventually(lambda: len(begun) >= server.POOL_SIZE)
+    answer = page.get("/logs")
+    release.set()
+    for thread in threads:
+        thread.join()
+
+    assert 200 == answer.status
+
+
+def test_an_action_that_finds_no_thread_says_so_and_never_runs(
+    page: ServedPage,
+    slow_commands: tuple[list[str], threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "ACTION_TIMEOUT", 3.0)
+    for thread in act_at_the_same_time(page, server.ACTION_POOL_SIZE + 1):
+        thread.join()
+
+    taken = [event for event in page.events if isinstance(event, PageActionTaken)]
+    assert server.ACTION_POOL_SIZE == len(slow_commands[0])
+    assert server.ACTION_POOL_SIZE + 1 == len(taken)
+    [refused] = [event for event in taken if not event.ok]
+    assert "was not begun" in refused.error
 
 
 def test_the_stacks_of_a_worker_are_shown_and_nothing_beside_them(

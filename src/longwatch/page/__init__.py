@@ -6,10 +6,11 @@ the stores that the settings or the workers name. Its crash touches nothing else
 are imported in this package alone, and only when the page runs.
 
 Threads. The main thread runs the event loop with the HTTP server and never blocks on a file, a
-socket of a supervisor or a store. Views and actions run in a small pool of daemon threads
-(`pool`). `page-history` follows the log of events (`history`). Each store has a thread of its own
-(`stores`), so a store that hangs holds up its own queries only. Nothing joins these threads: the
-process ends within a second of SIGTERM, whatever they do.
+socket of a supervisor or a store. Views and actions run in daemon threads, in two small pools
+(`pool`), so that slow actions hold up no view. `page-history` follows the log of events
+(`history`). Each store has a thread of its own (`stores`), so a store that hangs holds up its own
+queries only. Nothing joins these threads: the process ends within a second of SIGTERM, whatever
+they do.
 
 A request passes these steps, all in `server`:
 

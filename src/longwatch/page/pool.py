@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +12,22 @@ from longwatch.host.background_thread import BackgroundThread
 
 T = TypeVar("T")
 
-_Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+class NotBegunError(TimeoutError):
+    """All threads were busy until the timeout. The call was not made, and will not be."""
+
+
+class _Job:
+    """A call that either a thread begins or its caller withdraws."""
+
+    def __init__(self, call: Callable[[], Any], pending: asyncio.Future[Any]) -> None:
+        self.call = call
+        self.pending = pending
+        self._unclaimed = threading.Lock()
+
+    def claim(self) -> bool:
+        """Begin or withdraw the call; whether this caller is the first that does."""
+        return self._unclaimed.acquire(blocking=False)
 
 
 class ThreadPool:
@@ -38,23 +54,30 @@ class ThreadPool:
             self._jobs.put(None)
 
     async def run(self, call: Callable[[], T], *, timeout: float) -> T:
-        """The result of the call, or its error. Raises TimeoutError if it takes longer."""
+        """The result of the call, or its error. Raises TimeoutError if it takes longer, and its
+        subclass NotBegunError if no thread was free.
+        """
         pending: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put((call, pending))
-        async with asyncio.timeout(timeout):
-            return await pending
+        job = _Job(call, pending)
+        self._jobs.put(job)
+        try:
+            async with asyncio.timeout(timeout):
+                return await pending
+        except TimeoutError:
+            if job.claim():
+                raise NotBegunError from None
+            raise
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            call, pending = job
-            if pending.cancelled():  # the caller gave up while it waited for a thread
+            if job.pending.cancelled() or not job.claim():  # the caller does not wait any more
                 continue
             try:
-                result = call()
+                result = job.call()
             except Exception as error:  # noqa: BLE001 - the caller gets it
-                _settle(pending, error=error)
+                _settle(job.pending, error=error)
             else:
-                _settle(pending, result)
+                _settle(job.pending, result)
 
 
 def _settle(

@@ -33,7 +33,7 @@ from longwatch.page.connections import IdleConnections
 from longwatch.page.data import PageData
 from longwatch.page.http_log import http_logger
 from longwatch.page.live import SEND_TIMEOUT, LiveClient, LiveHub, Sections
-from longwatch.page.pool import ThreadPool
+from longwatch.page.pool import NotBegunError, ThreadPool
 from longwatch.page.rendering import (
     NavigationEntry,
     PageRenderer,
@@ -60,6 +60,8 @@ MAX_FORM_BYTES = 64 * 1024
 FORM_TIMEOUT = 10.0
 """Seconds in which a form must arrive."""
 POOL_SIZE = 4
+ACTION_POOL_SIZE = 8
+"""Actions at the same time. They have threads of their own, so that slow ones hold up no view."""
 STOP_TIMEOUT = 0.5
 _MAX_NOTICES = 100
 _COOKIE_SECONDS = 30 * 86_400
@@ -116,6 +118,7 @@ class PageServer:
         self._events = events
         self._cookie = ""
         self._pool = ThreadPool(POOL_SIZE, name="page-view")
+        self._action_pool = ThreadPool(ACTION_POOL_SIZE, name="page-action")
         self._renderer = PageRenderer(
             action_token=policy.action_token,
             navigation=[
@@ -164,6 +167,7 @@ class PageServer:
         port = int(runner.addresses[0][1])
         self._cookie = f"{_COOKIE_PREFIX}{port}"
         self._pool.start()
+        self._action_pool.start()
         loop = asyncio.get_running_loop()
         self._following = BackgroundThread(
             lambda: self._follow_events(loop), name="page-history", report_errors=True
@@ -177,6 +181,7 @@ class PageServer:
         self._is_stopping = True
         self._hub.close()
         self._pool.stop()
+        self._action_pool.stop()
         if self._ticking is not None:
             self._ticking.cancel()
         if self._runner is not None:
@@ -391,9 +396,13 @@ class PageServer:
                 return ActionDone(asking.back, str(error), ok=False)
 
         try:
-            done = await self._pool.run(act, timeout=ACTION_TIMEOUT)
+            done = await self._action_pool.run(act, timeout=ACTION_TIMEOUT)
         except NotFoundError as error:
             return self._problem(HTTPStatus.NOT_FOUND, f"Nothing here: {error}.", path=asked.path)
+        except NotBegunError:
+            done = ActionDone(
+                "/", f"{action.name} was not begun: other actions are going on; try again", ok=False
+            )
         except TimeoutError:
             back = asking.back if asking else "/"
             done = ActionDone(back, f"{action.name} was sent and is not finished yet")
