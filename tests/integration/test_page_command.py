@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import time
@@ -18,9 +20,9 @@ from longwatch.app.page_plan import publish_address
 from longwatch.errors import TryAgainError
 from longwatch.page.command import PageOptions, _listen
 from longwatch.page.server import PageServer
-from page_process import client_of, served_page
+from page_process import PageClient, client_of, served_page
 from polling import complete_lines, eventually
-from run_process import TIMEOUT, run_longwatch, start_process
+from run_process import TIMEOUT, RunProcess, run_longwatch, start_process
 from up_process import FROM_SOURCE, SLEEPER, UpProcess, sh, start_up, unused_port
 
 
@@ -114,6 +116,26 @@ def test_the_link_leads_to_the_page_that_runs(tmp_path: Path) -> None:
     code, _, said = run_page(tmp_path, "--link")
     assert 75 == code
     assert "no status page runs on .longwatch; start it with `longwatch up`" in said
+
+
+@pytest.mark.parametrize("state", ["a state", "off"])
+def test_a_page_alone_that_has_no_terminal_says_how_to_get_its_link(
+    tmp_path: Path, state: str
+) -> None:
+    (tmp_path / "a state").mkdir()
+    port = str(unused_port())
+    words = [*FROM_SOURCE["within"], "longwatch", "page", "--state-dir", state, "--port", port]
+    with start_process([*words, "--store", "sqlite:///jobs.db"], tmp_path) as (process, out, err):
+        page = RunProcess(process, out, err, tmp_path)
+        if command := page.next_event("page_started")["link_command"]:
+            link = run_page(Path("/"), *shlex.split(command)[2:])[1]
+        else:
+            while b"status page: " not in err.text:
+                assert err.next_line(time.monotonic() + TIMEOUT) is not None
+            link = re.findall(r"^status page: (.*\n)", err.text.decode(), re.MULTILINE)[0]
+        client = PageClient(int(port), link.rstrip("\n").rpartition("=")[2])
+        assert f"{client.link}\n" == link
+        assert 200 == client.get("/").status
 
 
 class TakenPorts:

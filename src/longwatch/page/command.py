@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shlex
 import signal
 import sys
 import time
@@ -111,8 +112,8 @@ async def _serve(
     address = _address(options.host, await _listen(server, options))
     published = None if options.state is None else publish_address(options.state, address)
     try:
-        events.emit(PageStarted(address=address, link_command=LINK_COMMAND))
-        if os.isatty(2):
+        events.emit(PageStarted(address=address, link_command=_link_command(options.state)))
+        if options.state is None or os.isatty(2):  # without a directory nothing else has the token
             sys.stderr.write(f"status page: {link_to(address, token)}\n")
         notifier.ready(f"serves {address}")
         while not stopping.is_set():
@@ -160,6 +161,13 @@ async def _listen(server: PageServer, options: PageOptions) -> int:
         f"{tried} in use on {options.host}; give the status page another with --port, or with port "
         "of [page]"
     )
+
+
+def _link_command(state: Path | None) -> str:
+    """The command that prints the link, from any directory; empty without a state directory."""
+    if state is None:
+        return ""
+    return f"{LINK_COMMAND} --state-dir {shlex.quote(str(state.absolute()))}"
 
 
 def _address(host: str, port: int) -> str:

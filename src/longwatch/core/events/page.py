@@ -15,7 +15,9 @@ class PageStarted(Event):
     address: str
     """Without the token."""
     link_command: str
-    """The command that prints the address with the token."""
+    """The command that prints the address with the token; empty without a state directory, where
+    stderr has it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
