@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -133,3 +135,28 @@ def test_a_line_of_many_blocks_is_read_like_any_other(tmp_path: Path) -> None:
 
     assert ["last", "long", "first"] == names(history)
     assert 1_000_000 == len(history.records(text="long")[0]["text"])
+
+
+def test_a_hole_without_line_ends_costs_no_memory(tmp_path: Path) -> None:
+    """A file that was truncated while another program wrote to it begins with zeros."""
+    log = log_of(tmp_path)
+    log.touch()
+    os.truncate(log, 32 << 20)
+    with log.open("a") as file:
+        file.write("\n" + line("one"))
+    history = EventHistory(tmp_path)
+    tracemalloc.start()
+    try:
+        history.refresh()
+        os.truncate(log, 64 << 20)
+        history.refresh()
+        with log.open("a") as file:
+            file.write("\n" + line("two"))
+        history.refresh()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        history.close()
+
+    assert ["two", "one"] == names(history)
+    assert peak < 16 << 20

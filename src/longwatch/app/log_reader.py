@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -24,6 +25,8 @@ from longwatch.observe.logfile import SUPERVISOR_LOG
 POLL_INTERVAL = 0.25
 """Seconds between two checks for new lines."""
 _BLOCK = 64 * 1024
+_MAX_LINE_BLOCKS = 16
+"""A longer line is cut, so that a file without line ends costs a bounded amount of memory."""
 
 TaggedLine = tuple[str, bytes]
 """The name of a program, and a line of its log without the line end."""
@@ -54,7 +57,9 @@ class LogTail:
                     os.close(descriptor)
 
     def read_new(self) -> Iterator[bytes]:
-        """Yield the lines that were appended since the last read."""
+        """Yield the lines that were appended since the last read; of a line of more than a megabyte
+        its parts.
+        """
         if self._descriptor < 0:
             self._descriptor = _open_log(self.path)
         while self._descriptor >= 0:
@@ -74,11 +79,14 @@ class LogTail:
         size = _BLOCK
         while block := os.pread(self._descriptor, size, self._end):
             whole = block.rfind(b"\n") + 1
-            self._end += whole
-            yield from block[:whole].split(b"\n")[:-1]
             if not whole and len(block) < size:
                 return  # the beginning of a line
-            size = _BLOCK if whole else 2 * size
+            if not whole and size < _BLOCK * _MAX_LINE_BLOCKS:
+                size *= 2
+                continue
+            self._end += whole or len(block)
+            yield from block[:whole].split(b"\n")[:-1] if whole else [block]
+            size = _BLOCK
 
     def _follow_rotation(self) -> bool:
         """Switch to the file that followed ours; to the present file if ours was deleted. Whether
@@ -268,18 +276,21 @@ def _end_of_lines(descriptor: int) -> int:
 
 
 def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
-    """Yield the lines before the offset `end`, last first. `end` is the end of a line."""
+    """Yield the lines before the offset `end`, last first; of a line of more than a megabyte its
+    beginning. `end` is the end of a line.
+    """
     if end == 0:
         return
     end -= 1
-    partial: list[bytes] = []  # the blocks of a line whose beginning was not read yet, last first
+    # the blocks of a line whose beginning was not read yet, last first
+    partial: deque[bytes] = deque(maxlen=_MAX_LINE_BLOCKS)
     while end > 0:
         begin = max(end - _BLOCK, 0)
         first, *lines = os.pread(descriptor, end - begin, begin).split(b"\n")
         if lines:
             lines[-1] = b"".join([lines[-1], *reversed(partial)])
             yield from reversed(lines)
-            partial = []
+            partial.clear()
         partial.append(first)
         end = begin
     yield b"".join(reversed(partial))
