@@ -146,7 +146,8 @@ class TestMailboxes:
                 open_mailbox(store, "jobs").send(1)
             assert f"/mailboxes/{page.keys[0]}/jobs" in page.get("/mailboxes")
             (tmp_path / "store.db").rename(tmp_path / "renamed.db")
-            for path in ("/mailboxes", "/flows", "/runner"):
+            mailbox = f"/mailboxes/{page.keys[0]}/jobs"
+            for path in ("/mailboxes", "/flows", "/runner", mailbox):
                 assert "store.db was removed or renamed" in page.get(path)
             assert eventually(lambda: "store.db was removed or renamed" in page.get("/"))
             assert not (tmp_path / "store.db").exists()

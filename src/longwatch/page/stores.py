@@ -213,8 +213,10 @@ class _Store:
         try:
             if self._store is None:
                 self._store = self._opener(self.entry.url)
-            query.result = query.call(self._store)
-            self._require_file(self._store)
+            try:
+                query.result = query.call(self._store)
+            finally:  # in a file that is gone nothing is found
+                self._require_file(self._store)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             query.error = error
             if query.is_late:
