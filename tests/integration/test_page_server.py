@@ -71,6 +71,8 @@ def test_every_answer_forbids_frames_foreign_content_and_caches(page: ServedPage
         page.request("GET", "/", headers={}),
         page.request("GET", "/", headers={"Host": "evil.example.org"}),
         page.request("PUT", "/", headers=page.authorized),
+        page.request("OPTIONS", "*", headers=page.authorized),
+        page.get("/a%0Ab"),
     ):
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'self'; ")
@@ -79,6 +81,7 @@ def test_every_answer_forbids_frames_foreign_content_and_caches(page: ServedPage
         assert "DENY" == answer.headers["x-frame-options"]
         assert "no-referrer" == answer.headers["referrer-policy"]
         assert "no-store" == answer.headers["cache-control"]
+        assert "longwatch" == answer.headers["server"]
         assert "nosniff" == answer.headers["x-content-type-options"]
         assert "style=" not in answer.body.replace("data-style=", "")
         assert not re.search(r"<script(?! src=)|\son\w+=|<style", answer.body)
@@ -103,7 +106,7 @@ def test_every_answer_forbids_frames_foreign_content_and_caches(page: ServedPage
 def test_refusals_say_no_more_than_why(
     page: ServedPage, status: int, headers: dict[str, str]
 ) -> None:
-    for path in ("/programs", "/live?path=/", "/nothing"):
+    for path in ("/programs", "/live?path=/", "/nothing", "/a%0Ab"):
         if status == 200 and path != "/programs":
             continue
         answer = page.request("GET", path, headers=headers)

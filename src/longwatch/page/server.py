@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from longwatch.app.page_plan import TOKEN_PARAMETER
 from longwatch.core.clock import Clock, Wakeup
@@ -74,6 +75,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
+    "Server": "longwatch",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
@@ -146,8 +148,12 @@ class PageServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError if the address cannot be used."""
-        app = web.Application(client_max_size=MAX_FORM_BYTES)
-        app.router.add_route("*", "/{path:.*}", self._handle)
+
+        @web.middleware  # and no routes: the router answers some addresses by itself
+        async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:  # noqa: ARG001 - passed by name
+            return await self._handle(request)
+
+        app = web.Application(client_max_size=MAX_FORM_BYTES, middlewares=[handle])
         runner = web.AppRunner(
             app,
             logger=http_logger(),
@@ -233,7 +239,6 @@ class PageServer:
             response = self._problem(HTTPStatus.INTERNAL_SERVER_ERROR, "The request failed.")
         if not response.prepared:
             response.headers.update(_HEADERS)
-            response.headers["Server"] = "longwatch"
         return response
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
