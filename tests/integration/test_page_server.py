@@ -470,6 +470,24 @@ def test_a_client_that_does_not_read_is_disconnected_and_others_are_served(
     slow.close()
 
 
+def test_a_stream_that_the_browser_closes_frees_its_place_at_once(
+    page: ServedPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nothing is sent, which would fail: else reloads use up the places of others."""
+    monkeypatch.setattr(live, "PING_INTERVAL", 1000.0)
+    with socket.create_connection(("127.0.0.1", page.port), timeout=30) as stream:
+        stream.sendall(
+            f"GET /live?path=/programs HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+        )
+        received = b""
+        while b"event: sections" not in received:
+            received += stream.recv(4096)
+        assert 1 == page.clients()
+
+    assert eventually(lambda: page.clients() == 0)
+
+
 def test_the_server_stops_with_open_streams(state: Path) -> None:
     with served_page(state) as page:
         streams = [open_stream(page, "/") for _ in range(5)]

@@ -132,6 +132,7 @@ class PageServer:
         self._hub = LiveHub(self._render_sections, clock=clock)
         self._static = StaticFiles()
         self._connections = IdleConnections(clock=clock)
+        self._streams: dict[LiveClient, web.Request] = {}
         self._notices: OrderedDict[str, Notice] = OrderedDict()
         self._notice_ids = itertools.count(1)
         self._runner: web.AppRunner | None = None
@@ -209,6 +210,9 @@ class PageServer:
     async def _tick(self) -> None:
         while True:
             self._hub.tick()
+            for client, request in self._streams.items():
+                if request.transport is None:  # the browser has closed the connection
+                    client.close()
             if self._runner is not None and self._runner.server is not None:
                 self._connections.close_idle(self._runner.server.connections)
             await asyncio.sleep(FOLLOW_INTERVAL)
@@ -448,6 +452,7 @@ class PageServer:
         response = web.StreamResponse(
             headers={**_HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         )
+        self._streams[client] = request
         try:
             await response.prepare(request)
             await _send_changes(client, response)
@@ -455,6 +460,7 @@ class PageServer:
             if request.transport is not None:
                 request.transport.abort()
         finally:
+            del self._streams[client]
             self._hub.leave(path, client)
         return response
 
