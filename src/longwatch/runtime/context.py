@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from typing import Any
 
-from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.engine.context import IdentifiedLogger, RowContext, UserContext
 from longwatch.mailbox.headers import decode_headers
@@ -24,19 +22,30 @@ class MainLoopContext(UserContext):
     true, the result of the handler does not count.
     """
 
-    __slots__ = ("_clock", "_loop", "deadline", "headers", "message_id", "request_id", "trace")
+    __slots__ = ("_headers", "_loop", "deadline", "message_id", "request_id", "trace")
 
     def __init__(
-        self, row_context: RowContext, request: MainLoopRequest[Any], *, loop: str, clock: Clock
+        self,
+        row_context: RowContext,
+        request: MainLoopRequest[Any],
+        *,
+        loop: str,
+        deadline: Deadline,
     ) -> None:
         super().__init__(row_context)
         self.request_id = request.request_id
         self.message_id: str = row_context.claimed.item.id
         self.trace = request.trace
-        self.headers: dict[str, str] = decode_headers(row_context.claimed.item.headers)
-        self.deadline = _deadline(request, clock)
+        self.deadline = deadline
+        self._headers: dict[str, str] | None = None
         self._loop = loop
-        self._clock = clock
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the message. Decoded at their first use."""
+        if self._headers is None:
+            self._headers = decode_headers(self._row_context.claimed.item.headers)
+        return self._headers
 
     def beat(self, progress: object = None) -> None:
         """Report that the work is alive, and with `progress` how far it is."""
@@ -56,11 +65,3 @@ class MainLoopContext(UserContext):
             "attempt": self.attempt,
         }
         return IdentifiedLogger(_LOGGER, ids)
-
-
-def _deadline(request: MainLoopRequest[Any], clock: Clock) -> Deadline:
-    if request.deadline is None:
-        return Deadline.never(clock)
-    return Deadline.after(
-        request.deadline.timestamp() - datetime.fromtimestamp(clock.wall(), UTC).timestamp(), clock
-    )

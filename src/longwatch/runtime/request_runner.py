@@ -12,13 +12,14 @@ A reply that cannot be sent
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import ReplyFailed
@@ -77,6 +78,7 @@ class RequestRunner:
         self._retry = retry
         self._name = name
         self._clock = clock
+        self._no_deadline = Deadline.never(clock)
         self._events = events
 
     def __call__(self, claimed: ClaimedRow, context: RowContext) -> PendingResult | RowResult:
@@ -88,7 +90,9 @@ class RequestRunner:
             return Settlement(
                 claimed.claim, RowOutcome.DEAD, reason="undecodable", error=str(error)
             )
-        loop_context = MainLoopContext(context, request, loop=self._name, clock=self._clock)
+        loop_context = MainLoopContext(
+            context, request, loop=self._name, deadline=self._deadline(request)
+        )
         if loop_context.deadline.expired:
             return self._reject_expired(request, context)
         return self._run(request, loop_context, context)
@@ -100,9 +104,12 @@ class RequestRunner:
     def _run(
         self, request: MainLoopRequest[Any], context: MainLoopContext, work: RowContext
     ) -> PendingResult | RowResult:
-        with self._reply_on_failure(request, work):
+        try:
             output = self._handle(request.request, context)
-        if inspect.isawaitable(output):
+        except BaseException as error:
+            self._failed(request, work, error)
+            raise
+        if output is not None and inspect.isawaitable(output):
             return PendingResult(
                 output,
                 partial(self._succeeded, request, work),
@@ -111,17 +118,27 @@ class RequestRunner:
             )
         return self._succeeded(request, work, output)
 
+    def _deadline(self, request: MainLoopRequest[Any]) -> Deadline:
+        if request.deadline is None:
+            return self._no_deadline
+        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        return Deadline.after(request.deadline.timestamp() - now.timestamp(), self._clock)
+
     # --- how it ended ---
 
     def _succeeded(self, request: MainLoopRequest[Any], work: RowContext, output: Any) -> RowResult:
-        with self._reply_on_failure(request, work):
-            require_no_generator(output)
+        try:
+            if output is not None:
+                require_no_generator(output)
             target, done = self._reply_target(work), Settlement(work.claimed.claim, RowOutcome.DONE)
             return (
                 done
                 if target is None
                 else self._reply_with_output(output, target, request, done, work)
             )
+        except BaseException as error:
+            self._failed(request, work, error)
+            raise
 
     def _reply_with_output(
         self,
@@ -151,14 +168,6 @@ class RequestRunner:
             )
         done = Settlement(work.claimed.claim, RowOutcome.DONE)
         return self._reply(target, _result(request, work, error=DEADLINE_EXCEEDED), done, work)
-
-    @contextmanager
-    def _reply_on_failure(self, request: MainLoopRequest[Any], work: RowContext) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self._failed(request, work, error)
-            raise
 
     def _failed(
         self, request: MainLoopRequest[Any], work: RowContext, error: BaseException
