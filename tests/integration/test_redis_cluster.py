@@ -12,7 +12,7 @@ from redis.crc import key_slot
 
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.engine.claim_source import ignore_given_up
-from longwatch.errors import StoreBusyError
+from longwatch.errors import StoreBusyError, StoreUnreachableError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
@@ -29,7 +29,7 @@ from longwatch.testing.mailbox_suite import (
     send_checks,
 )
 from longwatch.testing.mailbox_suite.harness import MailboxHarness
-from redis_server import RedisServer, running_cluster
+from redis_server import RedisServer, running_cluster, wait_until
 
 SUITES = (send_checks, receive_checks, admin_checks, lease_checks, retry_checks, dead_letter_checks)
 MOVING = "moved"
@@ -211,3 +211,31 @@ def test_a_hint_reaches_who_listens_at_another_node(
     assert ["news"] == [message.body for message in received]
     sender.close()
     harness.clean_up()
+
+
+def test_a_node_that_fails_takes_only_its_own_mailboxes_with_it() -> None:
+    """Also the node in the URL: the process knows the other one by then. A call there times out, so
+    that the next one has to find the mailbox again.
+    """
+    with running_cluster() as (first, second):
+        away = next(name for name in NAMES if key_slot(name.encode()) >= 8192)
+        near = next(name for name in NAMES if key_slot(name.encode()) < 8192)
+        store = RedisStore(f"{first.url}?socket_timeout=0.5")
+        backend, lost = store.backend(away), store.backend(near)
+        sent = backend.put([NewMessage(id=new_id(), body=b"1")])
+        lost.put([NewMessage(id=new_id(), body=b"1")])
+        with second.client() as client:
+            client.config_set("cluster-require-full-coverage", "no")
+            first.kill()
+            second.freeze()
+            with pytest.raises(StoreBusyError):
+                backend.peek(limit=5)
+            second.thaw()
+            sent += backend.put([NewMessage(id=new_id(), body=b"2")])
+            assert sent == [found.id for found in backend.peek(limit=5)]
+            end = backend.listen(Wakeup())
+            wait_until(lambda: client.pubsub_numsub(backend.key)[0][1] == 1, "it listens there")
+            end()
+        with pytest.raises(StoreUnreachableError, match="cannot be reached"):
+            lost.peek(limit=5)
+        store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
 
@@ -42,9 +43,11 @@ class RedisClient:
     """The calls of one process to one server, or to the nodes of one Cluster. Thread-safe.
 
     All keys of a mailbox are on one node. After a MOVED reply, calls for that mailbox go to the new
-    node. While its slot moves, some of its keys are on either node, so no script can work: calls
-    wait for the end of the move. An ASK reply is not followed, because a script on the new node
-    would see a mailbox without the keys that are still to come.
+    node. When a node fails, the other nodes that this process knows say which one took its place.
+
+    While a slot moves, some of its keys are on either node, so no script can work: calls wait for
+    the end of the move. An ASK reply is not followed, because a script on the new node would see a
+    mailbox without the keys that are still to come.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,7 +56,6 @@ class RedisClient:
         self._nodes: dict[tuple[str, int], RedisNode] = {}
         self._node_by_key: dict[str, RedisNode] = {}
         self._clock = SystemClock()
-        self.connect = self._default_node.connect
 
     def run_script(self, name: str, key: str, arguments: Sequence[Any], *, retry: RetryMode) -> Any:
         """Run a script on a mailbox."""
@@ -65,30 +67,60 @@ class RedisClient:
             RetryMode.ONCE, key, RedisNode.execute, command, key + suffix, *arguments
         )
 
+    def connect(self) -> Any:
+        """Open a separate connection for a listener. If the node in the URL cannot be reached, take
+        another known node: each node of a Cluster receives all notifications.
+        """
+        first, *others = self._known_nodes()
+        try:
+            return first.connect()
+        except (redis.ConnectionError, redis.TimeoutError, OSError):
+            for node in others:
+                with suppress(redis.RedisError, OSError):
+                    return node.connect()
+            raise
+
     def close(self) -> None:
-        for node in (self._default_node, *self._nodes.values()):
+        for node in self._known_nodes():
             node.close()
 
     def close_after_fork(self) -> None:
         """In a forked child: close its copies of the parent's sockets."""
-        for node in (self._default_node, *self._nodes.values()):
+        for node in self._known_nodes():
             node.close_after_fork()
 
     def _call_node(self, key: str, send: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Call the node that has this mailbox, and follow MOVED replies."""
+        """Call the node that has this mailbox, and follow MOVED replies. If the node cannot be
+        reached, ask another known node which one has the mailbox now.
+        """
+        failed: dict[RedisNode, StoreUnreachableError] = {}
+        node = self._node_by_key.get(key, self._default_node)
         for _ in range(_MAX_REDIRECTS):
             try:
-                return send(self._node_by_key.get(key, self._default_node), *arguments)
+                return send(node, *arguments)
             except redis.MovedError as moved:
-                self._node_by_key[key] = self._node(moved.host, moved.port)
-            except (ResponseLostError, StoreUnreachableError):
+                node = self._node_by_key[key] = self._node(moved.host, moved.port)
+                if node in failed:  # no replica has taken its place yet
+                    self._node_by_key.pop(key, None)
+                    raise failed[node] from None
+            except ResponseLostError:
                 self._node_by_key.pop(key, None)
                 raise
+            except StoreUnreachableError as error:
+                failed[node] = error
+                others = [each for each in self._known_nodes() if each not in failed]
+                if not others:
+                    self._node_by_key.pop(key, None)
+                    raise
+                node = self._node_by_key[key] = others[0]
             except redis.RedisError as error:
                 raise refused_error(self._url, error) from error
         raise StoreBusyError(
             f"{key} has moved {_MAX_REDIRECTS} times; nothing was written, try again"
         )
+
+    def _known_nodes(self) -> list[RedisNode]:
+        return [self._default_node, *self._nodes.values()]
 
     def _node(self, host: str, port: int) -> RedisNode:
         """Return the node at an address. Nodes are few, so they are never removed."""
