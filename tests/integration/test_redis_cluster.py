@@ -239,3 +239,22 @@ def test_a_node_that_fails_takes_only_its_own_mailboxes_with_it() -> None:
         with pytest.raises(StoreUnreachableError, match="cannot be reached"):
             lost.peek(limit=5)
         store.close()
+
+
+def test_a_process_that_uses_one_node_finds_the_node_that_takes_its_place() -> None:
+    """As a replica does. It learns the other nodes from the list that each of them has."""
+    with running_cluster() as nodes:
+        is_first = key_slot(MAILBOXES_KEY.encode()) < 8192
+        used, other = nodes if is_first else nodes[::-1]
+        name = next(each for each in NAMES if (key_slot(each.encode()) < 8192) is is_first)
+        with RedisStore(used.url) as store, other.client() as client:
+            backend = store.backend(name)
+            backend.put([NewMessage(id=new_id(), body=b"1")])
+            used.kill()
+            with pytest.raises(StoreUnreachableError, match="cannot be reached"):
+                backend.peek(limit=5)
+            client.config_set("cluster-require-full-coverage", "no")
+            own = client.execute_command("CLUSTER", "MYID").decode()
+            client.execute_command("CLUSTER", "SETSLOT", key_slot(name.encode()), "NODE", own)
+            sent = backend.put([NewMessage(id=new_id(), body=b"2")])
+            assert sent == [found.id for found in backend.peek(limit=5)]

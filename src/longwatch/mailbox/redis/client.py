@@ -43,7 +43,7 @@ class RedisClient:
     """The calls of one process to one server, or to the nodes of one Cluster. Thread-safe.
 
     All keys of a mailbox are on one node. After a MOVED reply, calls for that mailbox go to the new
-    node. When a node fails, the other nodes that this process knows say which one took its place.
+    node. When a node fails, the other nodes of the Cluster say which one took its place.
 
     While a slot moves, some of its keys are on either node, so no script can work: calls wait for
     the end of the move. An ASK reply is not followed, because a script on the new node would see a
@@ -71,11 +71,11 @@ class RedisClient:
         """Open a separate connection for a listener. If the node in the URL cannot be reached, take
         another known node: each node of a Cluster receives all notifications.
         """
-        first, *others = self._known_nodes()
         try:
-            return first.connect()
+            return self._default_node.connect()
         except (redis.ConnectionError, redis.TimeoutError, OSError):
-            for node in others:
+            self._add_listed_nodes()
+            for node in self._nodes.copy().values():
                 with suppress(redis.RedisError, OSError):
                     return node.connect()
             raise
@@ -108,8 +108,9 @@ class RedisClient:
                 raise
             except StoreUnreachableError as error:
                 failed[node] = error
+                self._add_listed_nodes()
                 others = [each for each in self._known_nodes() if each not in failed]
-                if not others:
+                if not others or len(failed) == _MAX_REDIRECTS:
                     self._node_by_key.pop(key, None)
                     raise
                 node = self._node_by_key[key] = others[0]
@@ -120,11 +121,22 @@ class RedisClient:
         )
 
     def _known_nodes(self) -> list[RedisNode]:
-        return [self._default_node, *self._nodes.values()]
+        return [self._default_node, *self._nodes.copy().values()]
+
+    def _add_listed_nodes(self) -> None:
+        """Add the nodes that others have listed. They are called only when a node fails."""
+        for node in self._known_nodes():
+            for host, port in node.cluster:
+                self._node(host, port)
 
     def _node(self, host: str, port: int) -> RedisNode:
         """Return the node at an address. Nodes are few, so they are never removed."""
-        return self._nodes.setdefault((host, port), RedisNode(self._url, host=host, port=port))
+        options = self._default_node.options
+        if (host, port) == (options.get("host"), options.get("port")):
+            return self._default_node
+        return self._nodes.get((host, port)) or self._nodes.setdefault(
+            (host, port), RedisNode(self._url, host=host, port=port)
+        )
 
     def _call_with_retry(
         self, mode: RetryMode, key: str, send: Callable[..., Any], *arguments: Any

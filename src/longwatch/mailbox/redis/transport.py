@@ -204,6 +204,8 @@ class RedisNode:
         self._idle: list[RedisConnection] = []
         self._lock = threading.Lock()
         self._settings_checked = False
+        self.cluster: list[tuple[str, int]] = []
+        """The nodes of the Cluster, as this node listed them at the first connection."""
 
     @property
     def response_timeout(self) -> float:
@@ -320,8 +322,8 @@ class RedisNode:
             raise response_lost_error(self.url, error) from error
 
     def _check_settings(self, connection: RedisConnection) -> None:
-        """Warn once about settings that may lose messages. Does nothing if the server refuses
-        INFO.
+        """Warn once about settings that may lose messages, and list the nodes of a Cluster. Does
+        nothing if the server refuses INFO.
         """
         self._settings_checked = True
         try:
@@ -334,8 +336,18 @@ class RedisNode:
             for entry in response.decode(errors="replace").splitlines()
             if ":" in entry
         )
+        if info.get("cluster_enabled") == "1":
+            connection.send(("CLUSTER", "SLOTS"))
+            with suppress(redis.ResponseError):  # the user may lack the right
+                self.cluster = _addresses(connection.read_response())
         for fault in unsafe_settings(info):
             warnings.warn(f"{mask_text(self.url)}: {fault}", UnsafeSettingsWarning, stacklevel=2)
+
+
+def _addresses(slots: list[Any]) -> list[tuple[str, int]]:
+    """Return the nodes in a reply to CLUSTER SLOTS, except those that do not know their address."""
+    found = [(node[0], node[1]) for _, _, *nodes in slots for node in nodes]
+    return [(host.decode(), port) for host, port in dict.fromkeys(found) if host]
 
 
 def unsafe_settings(info: dict[str, str]) -> list[str]:
