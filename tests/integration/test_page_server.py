@@ -276,6 +276,37 @@ def test_an_action_that_finds_no_thread_says_so_and_never_runs(
     assert "was not begun" in refused.error
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("a bug <b>"), "RuntimeError: a bug <b>"),
+        (TryAgainError("the supervisor is gone"), "the supervisor is gone"),
+    ],
+)
+@pytest.mark.parametrize("fails", ["confirm", "run"])
+def test_an_action_that_fails_is_logged_and_shown_as_that(
+    page: ServedPage, monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception, reason: str
+) -> None:
+    def fail(*_args: object, **_options: object) -> ControlView:
+        raise error
+
+    seen = ControlView(programs=[{"name": "web"}])
+    monkeypatch.setattr(page.data.control, "status", fail if fails == "confirm" else lambda: seen)
+    monkeypatch.setattr(page.data.control, "request", fail)
+    path = "/programs/web/stop"
+    form = urlencode({"confirmed": "yes", "action_token": page.policy.action_token(path)})
+    answer = page.post(path, form)
+    monkeypatch.setattr(page.data.control, "status", lambda: seen)
+
+    assert 303 == answer.status
+    [taken] = page.events
+    assert isinstance(taken, PageActionTaken)
+    assert ("stop", False) == (taken.action, taken.ok)
+    assert taken.error.endswith(reason)
+    shown = page.get("/logs?" + answer.headers["location"].partition("?")[2]).body
+    assert reason.replace("<", "&lt;").replace(">", "&gt;") in shown
+
+
 def test_the_stacks_of_a_worker_are_shown_and_nothing_beside_them(
     state: Path, page: ServedPage
 ) -> None:

@@ -415,6 +415,10 @@ class PageServer:
         except TimeoutError:
             back = asking.back if asking else "/"
             done = ActionDone(back, f"{action.name} was sent and is not finished yet")
+        except Exception as error:  # noqa: BLE001 - the notice and the event have the error
+            back = asking.back if asking else "/"
+            reason = str(error) if isinstance(error, LongwatchError) else describe_error(error)
+            done = ActionDone(back, f"{action.name} failed: {reason}", ok=False)
         self._events.emit(
             PageActionTaken(
                 action=action.name,
