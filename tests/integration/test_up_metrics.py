@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -17,6 +18,7 @@ import requires
 from longwatch import open_mailbox, open_store
 from postgres_server import destroy_server, make_server
 from prometheus_server import promtool
+from run_process import run_longwatch
 from up_process import (
     FROM_SOURCE,
     NO_BACKOFF,
@@ -221,6 +223,45 @@ def test_a_store_that_is_frozen_leaves_the_metrics_that_need_no_store(
             run.stop_cleanly()
     finally:
         destroy_server(server)
+
+
+@contextmanager
+def serving_jobs(cwd: Path, store: str) -> Iterator[WorkerProcess]:
+    """`longwatch up` with a worker that is ready."""
+    write_app(cwd, "group = LoopGroup([jobs], watchdog_threshold=60, readiness_threshold=2.0)\n")
+    with serving(
+        cwd,
+        {},
+        env={"STORE": store},
+        worker={"jobs": {"target": "app:group"}},
+    ) as run:
+        run.wait_for_reply("/metrics", lambda reply: 'running{loop="jobs"} 1.0' in reply.body)
+        run.wait_for_status("jobs", ready=True)
+        yield run
+
+
+def wait_until_unready(run: WorkerProcess, reason: str) -> None:
+    """Wait until every view of `jobs` says that it is up and not ready, for this reason."""
+    run.wait_for_status("jobs", up=True, ready=False, unready_reason=reason)
+    assert (503, f"programs: not ready: jobs ({reason})") == run.get("/readyz")[:2]
+    assert (1.0, 0.0) == tuple(values(run)[f"program_{name}{{jobs}}"] for name in ("up", "ready"))
+    for command in (("status",), ("top", "--once")):
+        shown = run_longwatch(run.longwatch, run.cwd, *command, within=FROM_SOURCE["within"]).stdout
+        [row, note] = re.findall(r"(?m)^jobs  .*\n.*$", shown)[0].splitlines()
+        assert (" no", f"  not ready: {reason}") == (row[-3:], note)
+
+
+def test_every_view_says_that_a_frozen_worker_is_not_ready(tmp_path: Path) -> None:
+    with serving_jobs(tmp_path, store_url(tmp_path)) as run:
+        pid = run.status("jobs")["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until_unready(run, "stale")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        facts = run.wait_for_status("jobs", up=True, ready=True)
+        run.stop_cleanly()
+    assert (pid, "") == (facts["pid"], facts["unready_reason"])
 
 
 def serving_workers(

@@ -172,7 +172,11 @@ def test_a_runner_without_a_source_makes_up_unready_and_says_why(tmp_path: Path)
     assert (0.0, 0.0, 1.0) == tuple(
         page[name] for name in ("health_ready{}", "program_ready{runner}", "program_up{runner}")
     )
-    assert (True, "up") == (status["ready"], status["state"])
+    assert (False, "sse_connections: no active SSE connections", "up") == (
+        status["ready"],
+        status["unready_reason"],
+        status["state"],
+    )
 
 
 def test_a_runner_that_is_killed_leaves_its_counts_and_the_next_one_goes_on(

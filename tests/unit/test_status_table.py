@@ -99,6 +99,10 @@ NOTES: dict[str, tuple[dict[str, Any], str]] = {
         {"ready": False, "probes": {"startup": failed("exit 2"), "liveness": PENDING}},
         "not ready: exit 2",
     ),
+    "reports it itself": (
+        {"ready": False, "unready_reason": "unreachable", "status_text": "1 loop"},
+        "not ready: unreachable",
+    ),
     "not probed yet": ({"ready": False, "probes": {"readiness": PENDING}}, ""),
     "ready though liveness failed once": ({"probes": {"liveness": failed("late")}}, ""),
     "crash loop": (

@@ -23,10 +23,7 @@ from longwatch.core.events.programs import CircuitBreakerTripped
 from longwatch.core.health import Aspect, Health, HealthReason
 from longwatch.errors import ConfigError, UsageError
 from longwatch.host.loop import EventLoopThread
-from longwatch.supervisor.plan import ProgramKind
-from longwatch.supervisor.program_listener import ProgramStart
 from longwatch.supervisor.supervisor import Supervisor
-from longwatch.workers.monitor import WorkerMonitor
 from loopback import free_port
 from polling import eventually
 from worker_process import parse_metrics
@@ -44,6 +41,7 @@ def program(name: str, **facts: object) -> Facts:
         "desired": "up",
         "up": True,
         "ready": True,
+        "unready_reason": "",
         "breaker": {"phase": "closed"},
         "probes": {},
         "last_end": None,
@@ -105,13 +103,12 @@ def make_health(
     settings: Settings | None = None,
     runtime_up: bool | None = None,
     clock: SystemClock | None = None,
-    monitor: WorkerMonitor | None = None,
 ) -> UpHealth:
     return UpHealth(
         cast("Supervisor", supervisor),
         clock=clock or SystemClock(),
         settings=lambda: settings or Settings(),
-        worker_monitor=lambda: monitor,
+        worker_monitor=lambda: None,
         runtime_up=lambda: runtime_up,
     )
 
@@ -231,41 +228,25 @@ def test_processes_that_run_suspects_for_a_while_need_not_be_ready(
     assert HealthReason.FAILED is answer(make_health(supervisor), Aspect.READY)[0]
 
 
-def started(monitor: WorkerMonitor, name: str, kind: ProgramKind, pid: int) -> None:
-    monitor.program_started(ProgramStart(program=name, kind=kind, pid=pid))
-
-
 def test_programs_that_report_themselves_why_they_are_not_ready_are_named_with_that(
     supervisor: FakeSupervisor,
 ) -> None:
     """A runner and a worker do. The status page never counts."""
-    monitor = WorkerMonitor(
-        kill_worker=lambda _pid, _reason: None, clock=SystemClock(), events=Events()
-    )
-    started(monitor, "runner", ProgramKind.RUNNER, 1)
-    started(monitor, "jobs", ProgramKind.WORKER, 2)
-    started(monitor, "page", ProgramKind.PAGE, 3)
     supervisor.programs = [
-        program("runner", kind="runner"),
-        program("jobs", kind="worker"),
-        program("page", kind="page", ready=False),
+        program("runner", kind="runner", ready=False, unready_reason="a: off, b: off"),
+        program("jobs", kind="worker", ready=False, unready_reason="unreachable"),
+        program("slow", kind="worker", ready=False, state="starting"),
+        program("page", kind="page", ready=False, unready_reason="c: d"),
     ]
-    health = make_health(supervisor, monitor=monitor)
-    assert (HealthReason.OK, "") == answer(health, Aspect.READY)
-    monitor._reports.accept({"about": "group", "pid": 2, "loops": ["jobs"], "threshold": 60.0})
-    for pid, failing in ((1, ["a: off", "b: off"]), (2, ["loop jobs: unreachable"]), (3, ["c: d"])):
-        monitor._reports.accept({"about": "state", "pid": pid, "ready": False, "failing": failing})
+    health = make_health(supervisor)
     assert (
         HealthReason.FAILED,
-        "not ready: runner (a: off, b: off), jobs (loop jobs: unreachable)",
+        "not ready: runner (a: off, b: off), jobs (unreachable), slow (starting)",
     ) == answer(health, Aspect.READY)
     found = series(health)
     assert (0.0, 0.0, 0.0) == tuple(
         found[name] for name in ("health_ready{}", "program_ready{runner}", "program_ready{jobs}")
     )
-    for pid in (1, 2):
-        monitor._reports.accept({"about": "state", "pid": pid, "ready": True, "failing": []})
-    assert (HealthReason.OK, "") == answer(health, Aspect.READY)
 
 
 def test_a_supervisor_that_has_not_started_or_stops_is_not_ready(

@@ -153,6 +153,7 @@ class RunnerControl:
         """The state of the runner in the form of a supervisor's program."""
         state = "stopped" if self._ended.is_set() else self._state_now()
         is_up = state != "stopped"
+        reason = self._runner.health.unready_reason() if is_up else ""
         return {
             "name": RUNNER_PROGRAM,
             "kind": "runner",
@@ -160,7 +161,8 @@ class RunnerControl:
             "state": state,
             "desired": "up" if state in {"starting", "up"} else "stopped",
             "up": is_up,
-            "ready": is_up and self._runner.health.is_ready,
+            "ready": is_up and not reason,
+            "unready_reason": reason,
             "pid": os.getpid() if is_up else None,
             "last_start": self._started_at,
             "uptime": self._clock.monotonic() - self._began if is_up else None,

@@ -14,7 +14,7 @@ a second is not ready, and its scrape has counters and no gauges of programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -61,8 +61,6 @@ class _Snapshot(NamedTuple):
 
     programs: list[ProgramStatus]
     runtime_up: bool | None
-    unready: Mapping[str, str]
-    """By program: why it is not ready, as it reports itself."""
 
 
 class UpHealth:
@@ -194,9 +192,9 @@ class UpHealth:
         """
         desired = self._desired(snapshot.programs)
         return [
-            f"{program['name']} ({_obstacle(program, snapshot.unready)})"
+            f"{program['name']} ({_obstacle(program)})"
             for program in snapshot.programs
-            if program["name"] in desired and _obstacle(program, snapshot.unready)
+            if program["name"] in desired and not program["ready"]
         ]
 
     # --- gauges ---
@@ -218,7 +216,7 @@ class UpHealth:
             name = program["name"]
             is_desired = float(name in desired)
             gauges.append(MetricSample("longwatch_program_desired", (name,), is_desired))
-            gauges += program_gauges(program, snapshot.unready)
+            gauges += program_gauges(program)
         return gauges
 
     def _usages(self) -> list[MetricSample]:
@@ -244,23 +242,14 @@ class UpHealth:
             return None
 
     async def _read_snapshot(self) -> _Snapshot:
-        monitor = self._worker_monitor()
-        return _Snapshot(
-            await self._supervisor.commands.status(),
-            self._runtime_up(),
-            {} if monitor is None else monitor.unready_reasons(),
-        )
+        return _Snapshot(await self._supervisor.commands.status(), self._runtime_up())
 
 
-def program_gauges(
-    program: ProgramStatus, unready: Mapping[str, str] | None = None
-) -> Iterator[MetricSample]:
-    """The gauges of one program. A probe has a gauge once it has passed or failed. `unready` are
-    the reasons of programs that report themselves why they are not ready.
-    """
-    name, is_ready = program["name"], not _obstacle(program, unready or {})
+def program_gauges(program: ProgramStatus) -> Iterator[MetricSample]:
+    """The gauges of one program. A probe has a gauge once it has passed or failed."""
+    name = program["name"]
     yield MetricSample("longwatch_program_up", (name,), float(program["up"]))
-    yield MetricSample("longwatch_program_ready", (name,), float(is_ready))
+    yield MetricSample("longwatch_program_ready", (name,), float(program["ready"]))
     is_open = program["breaker"]["phase"] == BreakerState.OPEN
     yield MetricSample("longwatch_program_breaker_open", (name,), float(is_open))
     for probe, status in program["probes"].items():
@@ -268,9 +257,9 @@ def program_gauges(
             yield MetricSample("longwatch_probe_success", (name, probe), value)
 
 
-def _obstacle(program: ProgramStatus, unready: Mapping[str, str]) -> str:
-    """Why a program is not ready: its state, or its own reason; empty if it is ready."""
-    return unready.get(program["name"], "") if program["ready"] else str(program["state"])
+def _obstacle(program: ProgramStatus) -> str:
+    """Why a program is not ready: its own reason, or its state."""
+    return str(program["unready_reason"] or program["state"])
 
 
 def _heartbeat_reason(heartbeat: Heartbeat) -> HealthReason:

@@ -184,14 +184,14 @@ def _runtime_note(program: JsonObject) -> str:
 
 
 def _unready_note(program: JsonObject) -> str:
-    """Why a program that is up is not ready, from the results of its probes."""
+    """Why a program that is up is not ready, from the results of its probes or its own reports."""
     if not program["up"] or program["ready"]:
         return ""
     probes, held = program.get("probes") or {}, program.get("crash_loop_restarts") or 0
     if held and all(probe["state"] == "pending" for probe in probes.values()):
         return f"crash loop: probes on hold after {pluralize(held, 'restart')}"
     reasons = (probes.get(kind, {}).get("reason") for kind in ("readiness", "liveness", "startup"))
-    reason = next((reason for reason in reasons if reason), "")
+    reason = next((reason for reason in reasons if reason), program.get("unready_reason"))
     return f"not ready: {_short(reason)}" if reason else ""
 
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from longwatch.page.data import PageData
 from longwatch.page.program_facts import (
     BAD,
+    JsonObject,
     Problem,
     counts_by_health,
     problem_of,
@@ -52,7 +53,7 @@ def program_part(page: PageData) -> OverviewPart:
     problems = [
         replace(problem, href=path_to("programs", problem.subject))
         for program in programs
-        if (problem := problem_of(program)) is not None
+        if (problem := problem_of(program)) is not None and not _reports_as_worker(program)
     ]
     containers = [each for each in programs if each["kind"] == "container"]
     counts = counts_by_health(programs)
@@ -70,6 +71,11 @@ def program_part(page: PageData) -> OverviewPart:
     if containers:
         tiles.insert(1, Tile(name="containers", number=len(containers), href="/containers"))
     return OverviewPart(problems, tiles)
+
+
+def _reports_as_worker(program: JsonObject) -> bool:
+    """Whether `worker_part` says why it is not ready, in more detail."""
+    return program["kind"] == "worker" and bool(program.get("unready_reason"))
 
 
 def worker_part(page: PageData) -> OverviewPart:

@@ -125,7 +125,8 @@ def _problem_while_up(program: JsonObject) -> _Finding | None:
         reason = str(container.get("reason") or "")
         return _Finding(f"container {container['status']}", WARN, reason)
     if not program["ready"]:
-        return _Finding("not ready", WARN, failing or str(program["status_text"] or ""))
+        why = failing or program.get("unready_reason") or program["status_text"]
+        return _Finding("not ready", WARN, str(why or ""))
     if program["health_failures"] or failing:
         return _Finding("failing checks", WARN, failing)
     failures = program["consecutive_failures"]

@@ -137,14 +137,16 @@ class RunnerHealth:
             if limit is not None:
                 yield _check(name, partial(_check_limit, name, limit, count), Aspect.LIVE)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether every check of readiness says yes now."""
-        answers = [check.probe() for check in self.checks() if Aspect.READY in check.aspects]
-        return all(
-            _OK is (answer.reason if isinstance(answer, HealthAnswer) else answer)
-            for answer in answers
-        )
+    def unready_reason(self) -> str:
+        """Why it is not ready now: each failing check with its reason; empty if it is ready."""
+        reasons = []
+        for check in self.checks():
+            if Aspect.READY in check.aspects and (answer := check.probe()) is not _OK:
+                said = (
+                    (answer.text or answer.reason) if isinstance(answer, HealthAnswer) else answer
+                )
+                reasons.append(f"{check.name}: {said}")
+        return ", ".join(reasons)
 
     def _check_connections(self) -> HealthReason | HealthAnswer:
         if self._active_connections() > 0:

@@ -33,6 +33,9 @@ class ProgramCommands:
     process. `refusal` returns why commands are refused, empty while they are accepted.
     `refresh_plans` reads the files of containers again. `shut_down` begins to stop everything.
     `measure` returns the usage of all programs, by the pids of their first processes.
+
+    `unready_reasons` returns why programs are not ready by their own reports, by name. Statuses
+    show it; no command waits for it.
     """
 
     def __init__(  # noqa: PLR0913 - the programs, and what commands need to change them
@@ -57,9 +60,10 @@ class ProgramCommands:
         self._refresh_plans = refresh_plans
         self._shut_down = shut_down
         self._measure = measure
+        self.unready_reasons: Callable[[], Mapping[str, str]] = dict
 
     async def status(self, *names: str) -> list[ProgramStatus]:
-        return [managed.status() for managed in self._select(names)]
+        return self._statuses(self._select(names))
 
     async def usage(self, *names: str) -> list[ProgramStatus]:
         """Return the usage of the process trees of running programs; None for values that are not
@@ -123,7 +127,7 @@ class ProgramCommands:
             )
         )
         _require_all_gone(were_up)
-        return _require_saved([managed.status() for managed in programs], save_error)
+        return _require_saved(self._statuses(programs), save_error)
 
     async def restart(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
@@ -173,9 +177,8 @@ class ProgramCommands:
         for managed in programs:
             managed.program.reset()
         await self._settle_reset(programs)
-        return _require_saved(
-            [managed.status() for managed in programs], await self._save(programs)
-        )
+        save_error = await self._save(programs)
+        return _require_saved(self._statuses(programs), save_error)
 
     async def _settle_reset(self, programs: Sequence[ManagedProgram]) -> None:
         """Wait a moment until programs that were broken or waited begin to start."""
@@ -192,9 +195,12 @@ class ProgramCommands:
         programs = self._accept("clear-liveness", names)
         for managed in programs:
             managed.program.clear_liveness_state()
-        return _require_saved(
-            [managed.status() for managed in programs], await self._save(programs)
-        )
+        save_error = await self._save(programs)
+        return _require_saved(self._statuses(programs), save_error)
+
+    def _statuses(self, programs: Iterable[ManagedProgram]) -> list[ProgramStatus]:
+        reasons = self.unready_reasons()
+        return [managed.status(reasons.get(managed.plan.name, "")) for managed in programs]
 
     # --- selection and waiting ---
 
@@ -255,7 +261,8 @@ class ProgramCommands:
         await wait_until_done(waiting, timeout, self._clock)
         waiting.cancel()
         await self._clock.sleep(MIN_UPTIME)
-        return _require_saved(_require_all_up(starts_before, ready=ready), save_error)
+        _require_all_up(starts_before, ready=ready)
+        return _require_saved(self._statuses(starts_before), save_error)
 
 
 def _require_saved(statuses: list[ProgramStatus], save_error: str) -> list[ProgramStatus]:
@@ -298,7 +305,8 @@ def _started_or_failed(managed: ManagedProgram, starts_before: int, *, ready: bo
     ) or managed.state in _FAILED_TO_START
 
 
-def _require_all_up(programs: Iterable[ManagedProgram], *, ready: bool) -> list[ProgramStatus]:
+def _require_all_up(programs: Iterable[ManagedProgram], *, ready: bool) -> None:
+    """Raise TryAgainError if one is not up, or with `ready` not ready."""
     late = [
         managed
         for managed in programs
@@ -306,7 +314,6 @@ def _require_all_up(programs: Iterable[ManagedProgram], *, ready: bool) -> list[
     ]
     if late:
         raise TryAgainError("; ".join(_not_up_reason(managed, ready=ready) for managed in late))
-    return [managed.status() for managed in programs]
 
 
 def _not_up_reason(managed: ManagedProgram, *, ready: bool) -> str:

@@ -223,15 +223,18 @@ class ManagedProgram:
 
     # --- status ---
 
-    def status(self) -> ProgramStatus:
-        """Return its status in plain JSON types."""
+    def status(self, unready_reason: str = "") -> ProgramStatus:
+        """Return its status in plain JSON types. `unready_reason` is why the program itself reports
+        that it is not ready. It changes what is shown, and nothing else.
+        """
         program, run, record = self.program, self.program.run, self.program.record
         return {
             "name": self.plan.name,
             "state": self.state.value,
             "desired": "up" if self.desired else "stopped",
             "up": self.up,
-            "ready": self.ready,
+            "ready": self.ready and not unready_reason,
+            "unready_reason": unready_reason if self.ready else "",
             "kind": self.plan.kind.value,
             "group": self.plan.group or None,
             "pid": self.pid,

@@ -71,10 +71,13 @@ class WorkerParent(Service):
             events.subscribe(self.monitor.observe)
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Monitor the workers of this supervisor, and let it kill stalled ones."""
+        """Monitor the workers of this supervisor, and let it kill stalled ones and show why
+        programs report that they are not ready.
+        """
         self._supervisor = supervisor
         supervisor.add_listener(self.monitor)
         supervisor.set_end_judge(self.monitor)
+        supervisor.commands.unready_reasons = self.monitor.unready_reasons
 
     def environment_for(self, uid: int | None) -> dict[str, str]:
         """The variables for worker processes of that user.
