@@ -274,6 +274,26 @@ def serving_workers(
     return start_worker(cwd=cwd, env=env, **FROM_SOURCE)
 
 
+def test_status_says_that_a_worker_without_its_store_is_not_ready(tmp_path: Path) -> None:
+    server = make_server()
+    server.start()
+    try:
+        with open_store(server.url(), auto_migrate=True) as store:
+            open_mailbox(store, "jobs").stats()
+        with serving_workers("up", tmp_path, {"STORE": server.url()}) as run:
+            run.wait_for_reply("/metrics", lambda reply: 'running{loop="jobs"} 1.0' in reply.body)
+            run.wait_for_status("jobs", ready=True)
+            with server.frozen():
+                run.wait_for_status("jobs", up=True, ready=False)
+                shown = run_longwatch(
+                    run.longwatch, run.cwd, "status", within=FROM_SOURCE["within"]
+                )
+            run.stop_cleanly()
+    finally:
+        destroy_server(server)
+    assert re.search(r"(?m) no\n  not ready: (loop jobs: )?unreachable$", shown.stdout)
+
+
 # --- from the start to the end ---
 
 
