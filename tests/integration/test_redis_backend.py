@@ -615,7 +615,7 @@ def test_a_transaction_is_refused(store: RedisStore) -> None:
 def test_every_script_says_what_it_does_and_all_are_known() -> None:
     folder = Path(str(files("longwatch.mailbox.redis") / "lua"))
     sources = {path.stem: path.read_text() for path in folder.glob("*.lua")}
-    assert {*SCRIPT_NAMES, "keys", "messages", "blame", "claim"} == set(sources)
+    assert {*SCRIPT_NAMES, "keys", "messages", "blame", "claim", "retention"} == set(sources)
     assert set() == {name for name, source in sources.items() if not source.startswith("-- ")}
     assert set() == {
         name for name, source in sources.items() for line in source.splitlines() if len(line) > 100

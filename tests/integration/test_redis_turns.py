@@ -23,6 +23,8 @@ from longwatch.errors import StoreError
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.runtime_dir import runtime_directory
 from longwatch.mailbox import open_mailbox
+from longwatch.mailbox.dead_retention import LEADER_INTERVAL
+from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import MessageRunner
 from longwatch.mailbox.redis.backend import RedisBackend
@@ -367,6 +369,81 @@ def test_an_engine_that_gains_the_turn_does_not_remember_older_lapses(fleet: Fle
     fleet.pass_time(21.0)
     assert [True] == leads(first)
     assert 1 == fleet.backend.stats().leased
+
+
+# --- old dead letters ---
+
+
+def keep_dead_letters_for(fleet: Fleet, seconds: float) -> RedisBackend:
+    """The mailbox of a process that sets a retention."""
+    return fleet.store.backend("work", limits=MailboxLimits(dead_retention=seconds))
+
+
+def make_dead_letters(fleet: Fleet, count: int) -> None:
+    fleet.backend.put(new_messages(count))
+    owner = enter(fleet.backend)
+    for row in claim(fleet.backend, owner, count):
+        settled(fleet.backend, row.claim, outcome=RowOutcome.DEAD, reason="failed")
+
+
+def engine_of(backend: RedisBackend) -> EngineSweeper:
+    return backend.sweeper_for(elsewhere(), selection=RowSelection.ANY)
+
+
+def test_old_dead_letters_are_deleted_although_the_leader_has_no_retention(fleet: Fleet) -> None:
+    leader, other = fleet.engine(), engine_of(keep_dead_letters_for(fleet, 3600.0))
+    assert [True, False] == leads(leader, other)
+    make_dead_letters(fleet, 3)
+    for _ in range(59):
+        fleet.pass_time(60.0)
+        assert [True, False] == leads(leader, other)
+    assert 3 == fleet.backend.stats().dead
+    for _ in range(95):
+        fleet.pass_time(60.0)
+        leads(leader, other)
+    assert 0 == fleet.backend.stats().dead
+
+
+def test_a_leader_deletes_old_dead_letters_within_a_minute(fleet: Fleet) -> None:
+    leader = engine_of(keep_dead_letters_for(fleet, 100.0))
+    sweep(leader)
+    make_dead_letters(fleet, 1)
+    fleet.pass_time(99.0)
+    sweep(leader)
+    assert 1 == fleet.backend.stats().dead
+    fleet.pass_time(LEADER_INTERVAL)
+    sweep(leader)
+    assert 0 == fleet.backend.stats().dead
+
+
+def test_an_idle_engine_without_the_turn_looks_for_old_dead_letters_once_an_hour(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = fleet.engine(), engine_of(keep_dead_letters_for(fleet, 3600.0))
+    leads(leader, other)
+    monkeypatch.setattr(other._turns, "update", frozenset)  # type: ignore[attr-defined]
+
+    def sweep_for_a_day() -> None:
+        for _ in range(24 * 12):
+            fleet.pass_time(300.0)
+            sweep(other)
+
+    calls = fleet.calls_of(sweep_for_a_day)
+    assert {"delete_old_dead_letters"} == {*calls} - {"find_stale"}
+    assert 24 / 1.5 - 1 <= calls["delete_old_dead_letters"] <= 24 / 0.5 + 1
+
+
+def test_after_a_full_batch_of_old_dead_letters_the_next_round_deletes_more(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longwatch.mailbox.redis.backend.SWEEP_BATCH", 2)
+    leader = engine_of(keep_dead_letters_for(fleet, 100.0))
+    sweep(leader)
+    make_dead_letters(fleet, 5)
+    fleet.pass_time(101.0)
+    for left in (3, 1, 0):
+        sweep(leader)
+        assert left == fleet.backend.stats().dead
 
 
 # --- owners ---

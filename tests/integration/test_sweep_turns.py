@@ -17,6 +17,8 @@ from longwatch.engine.claim_source import EngineSweeper, SweepRound, ignore_give
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.runtime_dir import runtime_directory
 from longwatch.mailbox import open_mailbox
+from longwatch.mailbox.dead_retention import LEADER_INTERVAL
+from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.mailbox.sql_turn_sweeper import LAPSE_PAUSE
 from longwatch.store.claims import RowSelection
@@ -399,3 +401,98 @@ def test_an_engine_that_has_stopped_leaves_its_turns_to_others(sweepers: Sweeper
     leader.sweep(ignore_given_up)
     leader.close()
     assert sweepers.make().sweep(ignore_given_up).leads
+
+
+# --- old dead letters ---
+
+
+def with_retention(database: CountingDatabase, seconds: float) -> EngineSweeper:
+    """The sweeper of a process that sets a retention, on a clock of its own."""
+    mailbox = open_mailbox(database, "jobs", limits=MailboxLimits(dead_retention=seconds))
+    backend: SqlBackend = mailbox.backend  # type: ignore[assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longwatch.mailbox.sql_turn_sweeper.SystemClock", FakeClock)
+        return backend.sweeper_for(Incarnation.current(), selection=RowSelection.ANY)
+
+
+def make_dead_letters(sweepers: Sweepers, count: int) -> None:
+    sweepers.mailbox.send_many(["dead"] * count)
+    for message in sweepers.mailbox.receive(max_messages=count):
+        message.reject("permanent")
+    assert count == sweepers.backend.stats().dead
+
+
+def pass_time(sweepers: Sweepers, sweeper: EngineSweeper, seconds: float) -> None:
+    sweeper._clock.advance(seconds)  # type: ignore[attr-defined]
+    sweepers.database.jump.wall += seconds
+
+
+def test_old_dead_letters_are_deleted_although_the_leader_has_no_retention(
+    sweepers: Sweepers,
+) -> None:
+    leader, other = sweepers.make(), with_retention(sweepers.database, 3600.0)
+    assert sweepers.sweep(leader).leads
+    other._turns._ask_at = inf  # type: ignore[attr-defined]
+    make_dead_letters(sweepers, 3)
+    for _ in range(59):
+        pass_time(sweepers, other, 60.0)
+        assert not other.sweep(ignore_given_up).leads
+        sweepers.sweep(leader)
+    assert 3 == sweepers.backend.stats().dead
+    for _ in range(95):
+        pass_time(sweepers, other, 60.0)
+        other.sweep(ignore_given_up)
+        sweepers.sweep(leader)
+    assert 0 == sweepers.backend.stats().dead
+
+
+def test_a_leader_deletes_old_dead_letters_within_a_minute(sweepers: Sweepers) -> None:
+    leader = with_retention(sweepers.database, 100.0)
+    assert leader.sweep(ignore_given_up).leads
+    make_dead_letters(sweepers, 1)
+    pass_time(sweepers, leader, 99.0)
+    assert leader.sweep(ignore_given_up).leads
+    assert 1 == sweepers.backend.stats().dead
+    pass_time(sweepers, leader, LEADER_INTERVAL)
+    assert leader.sweep(ignore_given_up).leads
+    assert 0 == sweepers.backend.stats().dead
+
+
+def test_an_idle_engine_without_the_turn_looks_for_old_dead_letters_once_an_hour(
+    sweepers: Sweepers,
+) -> None:
+    leader, other = sweepers.make(), with_retention(sweepers.database, 3600.0)
+    leader.sweep(ignore_given_up), other.sweep(ignore_given_up)
+    other._turns._ask_at = inf  # type: ignore[attr-defined]
+    before = sweepers.database.calls
+    for _ in range(24 * 12):
+        pass_time(sweepers, other, 300.0)
+        other.sweep(ignore_given_up)
+    assert 24 / 1.5 - 1 <= sweepers.database.calls - before <= 24 / 0.5 + 1
+
+
+def test_after_a_full_batch_of_old_dead_letters_the_next_round_deletes_more(
+    sweepers: Sweepers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longwatch.mailbox.sql_turn_sweeper.SWEEP_BATCH", 2)
+    leader = with_retention(sweepers.database, 100.0)
+    leader.sweep(ignore_given_up)
+    make_dead_letters(sweepers, 5)
+    pass_time(sweepers, leader, 101.0)
+    for left in (3, 1, 0):
+        leader.sweep(ignore_given_up)
+        assert left == sweepers.backend.stats().dead
+
+
+def test_only_the_mailboxes_with_a_retention_lose_their_old_dead_letters(
+    sweepers: Sweepers,
+) -> None:
+    kept = open_mailbox(sweepers.database, "kept")
+    kept.send("dead")
+    kept.receive()[0].reject("permanent")
+    make_dead_letters(sweepers, 1)
+    leader = with_retention(sweepers.database, 100.0)
+    leader.sweep(ignore_given_up)
+    pass_time(sweepers, leader, 101.0)
+    leader.sweep(ignore_given_up)
+    assert (0, 1) == (sweepers.backend.stats().dead, len(list(kept.dead_letters)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Wakeup
@@ -319,14 +320,14 @@ class SqlBackend:
             self.database,
             self.sweeper,
             self._sweep,
-            [TurnMailbox(each.name, each.prepare_sweep) for each in backends],
+            [
+                TurnMailbox(each.name, partial(each.swept, None), each.limits.dead_retention)
+                for each in backends
+            ],
             incarnation=incarnation,
             selection=selection,
             hook=hook,
         )
-
-    def prepare_sweep(self, with_retention: bool) -> SweptMailbox:  # noqa: FBT001 - a callback
-        return self.swept(self.limits.dead_retention if with_retention else None)
 
     # --- helpers ---
 

@@ -1,12 +1,13 @@
 """Sweeps mailboxes for one engine in a SQL store that many machines share, by turns.
 
     turn of the table     dead owners that this host sees, and leases that have ended
-    turn of a mailbox     due and expired messages, old dead letters, messages that wait
+    turn of a mailbox     due and expired messages, messages that wait
     lock of this host     dead owners that this host sees
 
 `store.sweep_turns` describes the turns, `store.host_owners` the lock. An engine that has none of
-them makes no call to the store. One round of an engine with turns is one transaction that reads,
-and a second one if there is something to change.
+them makes no call to the store, except to delete old dead letters (`mailbox.dead_retention`). One
+round of an engine with turns is one transaction that reads, and a second one if there is something
+to change.
 
 A search for ended leases reads all leases of the table, because an index on their ends would make
 every renewal dearer. So the time until the next search grows with the time that the last one took:
@@ -16,12 +17,14 @@ searches take at most `1 / LAPSE_PAUSE` of a connection, up to the longest pause
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.engine.claim_source import GivenUp, SweepRound
 from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.dead_retention import DeadRetention
 from longwatch.mailbox.sql_sweeper import (
     GivenUpHook,
     SqlSweeper,
@@ -34,7 +37,7 @@ from longwatch.store.database import Database, Transaction
 from longwatch.store.host_owners import sql_host_owners
 from longwatch.store.named_sql import load_queries
 from longwatch.store.scan_bound import LookBounds
-from longwatch.store.sweep import Candidates, ClaimSweeper, SweepPlan
+from longwatch.store.sweep import SWEEP_BATCH, Candidates, ClaimSweeper, SweepPlan
 from longwatch.store.sweep_turns import SqlTurnStorage, SweepTurns, WaitingQueues
 
 TABLE = "longwatch_messages"
@@ -44,16 +47,16 @@ LAPSE_PAUSE = 30
 """How many times longer than a search for ended leases the pause after it is."""
 MAX_LAPSE_PAUSE = 30.0
 """The longest such pause, in seconds: an ended lease waits so long at most."""
-RETENTION_INTERVAL = 60.0
 
 
 class TurnMailbox(NamedTuple):
-    """A mailbox that takes part: its name, and the function that prepares it for a sweep, with or
-    without its retention.
+    """A mailbox that takes part: its name, the function that prepares it for a sweep, and after how
+    many seconds its dead letters are deleted; None: never.
     """
 
     name: str
-    prepare: Callable[[bool], SweptMailbox]
+    prepare: Callable[[], SweptMailbox]
+    retention: float | None
 
     @property
     def turn(self) -> str:
@@ -100,8 +103,12 @@ class SqlTurnSweeper:
         self._sql = _load(database.dialect, selection)
         self._bounds = LookBounds(database.scan_bounds, TABLE)
         self._waiting = WaitingQueues()
+        retained = [each for each in mailboxes if each.retention is not None]
+        self._retention = DeadRetention(
+            partial(self._delete_old_dead_letters, retained) if retained else None, self._clock
+        )
         self._held: frozenset[str] = frozenset()
-        self._look_at = self._search_lapses_at = self._check_retention_at = -inf
+        self._look_at = self._search_lapses_at = -inf
 
     def sweep(self, on_given_up: Callable[[GivenUp], None]) -> SweepRound:
         self._update_turns()
@@ -109,6 +116,7 @@ class SqlTurnSweeper:
         changed = self._reclaim_dead(on_given_up)
         if self._held and self._clock.monotonic() >= self._look_at:
             changed += self._look_and_change(led, on_given_up)
+        self._retention.apply(leads=bool(led))
         next_in = self._look_at - self._clock.monotonic() if self._held else None
         return SweepRound(changed, leads=bool(led), next_in=next_in)
 
@@ -135,13 +143,10 @@ class SqlTurnSweeper:
         self, led: Sequence[TurnMailbox], on_given_up: Callable[[GivenUp], None]
     ) -> int:
         now = self._clock.monotonic()
-        checks_retention = bool(led) and now >= self._check_retention_at
-        mailboxes = [each.prepare(checks_retention) for each in led]
+        mailboxes = [each.prepare() for each in led]
         searches_lapses = TABLE in self._held and now >= self._search_lapses_at
         found = self._database.read(lambda tx: self._look(tx, mailboxes, lapses=searches_lapses))
         self._look_at = now + min(LOOK_INTERVAL, found.next_due)
-        if checks_retention:
-            self._check_retention_at = now + RETENTION_INTERVAL
         self._waiting.notify(self._database, found.waiting)
         return self._change(found.candidates, found.stale, on_given_up)
 
@@ -185,8 +190,18 @@ class SqlTurnSweeper:
         plan = SweepPlan() if candidates is None else self._claim_sweeper.plan(candidates)
         if not stale and not any(plan):
             return 0
-        dead_letters = self._mailboxes[0].prepare(False).dead_letters
+        dead_letters = self._mailboxes[0].prepare().dead_letters
         return self._sweeper.change(plan, stale, dead_letters, on_given_up, hook=self._hook)
+
+    def _delete_old_dead_letters(self, mailboxes: Sequence[TurnMailbox]) -> bool:
+        """Delete a batch, and return whether it was full."""
+        parameters = {
+            "queues": [each.prepare().queue for each in mailboxes],
+            "retentions": [each.retention for each in mailboxes],
+            "limit": SWEEP_BATCH,
+        }
+        query = self._sql["delete_old_dead_letters_of_queues"]
+        return self._database.write(lambda tx: tx.execute(query, parameters)) >= SWEEP_BATCH
 
 
 def _load(dialect: str, selection: RowSelection) -> dict[str, str]:

@@ -14,3 +14,14 @@ SELECT mailbox.name, EXISTS (
 FROM unnest(:queues::int8[], :lows::int8[]) AS led (queue, low)
 JOIN longwatch_mailboxes AS mailbox ON mailbox.queue = led.queue
 WHERE paused = 0
+
+-- name: delete_old_dead_letters_of_queues
+-- Delete a batch of dead letters of :queues that are older than the retention of their queue. Skips
+-- those that another engine deletes at the same time.
+DELETE FROM longwatch_dead_letters WHERE seq = ANY (ARRAY(
+    SELECT dead.seq
+    FROM unnest(:queues::int8[], :retentions::float8[]) AS wanted (queue, retention)
+    JOIN longwatch_dead_letters AS dead
+        ON dead.queue = wanted.queue AND dead.died_at < :wall_now - wanted.retention
+    LIMIT :limit FOR UPDATE OF dead SKIP LOCKED
+))

@@ -12,11 +12,13 @@ What a turn allows
     the turn of a table   search the leases of the table that have ended, and the dead owners that
                           this host can see. On Redis a mailbox has its own leases and owners, so
                           the turn of its queue allows this too.
-    the turn of a queue   look at it once a second: free due rows, give up expired ones, delete old
-                          dead letters, count suspects. If a free row waits, notify: this finds rows
-                          of a user's transaction, and rows whose hint no engine answered
-                          (`engine.hint_gate`). If rows still wait at the next look, no engine may
-                          ignore the notification. Also look when the next delayed row is due.
+    the turn of a queue   look at it once a second: free due rows, give up expired ones, count
+                          suspects. If a free row waits, notify: this finds rows of a user's
+                          transaction, and rows whose hint no engine answered (`engine.hint_gate`).
+                          If rows still wait at the next look, no engine may ignore the
+                          notification. Also look when the next delayed row is due. Once a minute,
+                          delete old dead letters. Engines with a retention and without the turn do
+                          that about once an hour (`mailbox.dead_retention`).
 
 Invariants
     1. A turn saves work and protects nothing. Sweeps of two engines do not disturb each other

@@ -21,6 +21,7 @@ from longwatch.engine.claim_source import (
 from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
+from longwatch.mailbox.dead_retention import DeadRetention
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.mailbox.redis import codec
@@ -30,6 +31,7 @@ from longwatch.mailbox.redis.sweep import RedisSweeper
 from longwatch.mailbox.redis.turn_sweeper import RedisTurnStorage, RedisTurnSweeper
 from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.lapse_guard import LapseGuard
+from longwatch.store.sweep import SWEEP_BATCH
 from longwatch.store.sweep_turns import SweepTurns
 
 if TYPE_CHECKING:
@@ -162,13 +164,16 @@ class RedisBackend:
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
         self.queue()
-        return self._sweeper(self._lapse_guard).sweep(on_given_up)
+        retention = self.limits.dead_retention
+        return self._sweeper(self._lapse_guard, retention=retention).sweep(on_given_up)
 
     def sweeper_for(self, incarnation: Incarnation, *, selection: RowSelection) -> EngineSweeper:
         clock, identity = self.store.clock, self.store.identity
+        has_retention = self.limits.dead_retention is not None
         return RedisTurnSweeper(
-            self._sweeper(LapseGuard()),
+            self._sweeper(LapseGuard(), retention=None),
             SweepTurns(RedisTurnStorage(self), [self.name], holder=str(incarnation), clock=clock),
+            DeadRetention(self._delete_old_dead_letters if has_retention else None, clock),
             key=f"{identity} {self.name}",
             selection=selection,
             clock=clock,
@@ -410,13 +415,15 @@ class RedisBackend:
 
     # --- helpers ---
 
-    def _sweeper(self, guard: LapseGuard) -> RedisSweeper:
-        return RedisSweeper(
-            self,
-            retention=self.limits.dead_retention,
-            now=self.store.clock.monotonic,
-            guard=guard,
+    def _sweeper(self, guard: LapseGuard, *, retention: float | None) -> RedisSweeper:
+        return RedisSweeper(self, retention=retention, now=self.store.clock.monotonic, guard=guard)
+
+    def _delete_old_dead_letters(self) -> bool:
+        """Delete a batch of dead letters older than the retention. Return whether it was full."""
+        deleted = self.run_script(
+            "delete_old_dead_letters", retention=self.limits.dead_retention, limit=SWEEP_BATCH
         )
+        return int(deleted) >= SWEEP_BATCH
 
     def _settle_everywhere(
         self, settlements: Sequence[Settlement]

@@ -14,6 +14,7 @@ _PRELUDE_BY_SCRIPT: dict[str, tuple[str, ...]] = {
     "cancel": _WITH_MESSAGES,
     "count_suspects": _WITH_KEYS,
     "dead_letters": _WITH_MESSAGES,
+    "delete_old_dead_letters": ("keys", "retention"),
     "drop": _WITH_KEYS,
     "register_owner": _WITH_KEYS,
     "exchange": (*_WITH_BLAME, "claim"),
@@ -33,7 +34,7 @@ _PRELUDE_BY_SCRIPT: dict[str, tuple[str, ...]] = {
     "row_ids": _WITH_KEYS,
     "set_limits": _WITH_MESSAGES,
     "stats": _WITH_KEYS,
-    "sweep": _WITH_BLAME,
+    "sweep": (*_WITH_BLAME, "retention"),
     "take_turn": _WITH_KEYS,
 }
 SCRIPT_NAMES = tuple(_PRELUDE_BY_SCRIPT)

@@ -1,13 +1,13 @@
 """Sweeps one mailbox in Redis for one engine, by turns.
 
-    turn of the mailbox   dead owners, ended leases, due and expired messages, old dead letters, and
-                          messages that wait: all that one look reads (`lua/find_stale.lua`)
+    turn of the mailbox   dead owners, ended leases, due and expired messages, and messages that
+                          wait: all that one look reads (`lua/find_stale.lua`)
     lock of this host     dead owners that this host sees
 
 `store.sweep_turns` describes the turns, `store.host_owners` the lock. An engine that has neither
-makes no call to the server. The owners are many and rarely change. So a look reads them only if a
-lease has ended, and from time to time. The engine with the lock of a host reads them when one was
-registered.
+makes no call to the server, except to delete old dead letters (`mailbox.dead_retention`). The
+owners are many and rarely change. So a look reads them only if a lease has ended, and from time to
+time. The engine with the lock of a host reads them when one was registered.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.deadline import Deadline
 from longwatch.engine.claim_source import GivenUp, SweepRound
 from longwatch.host.background_thread import BackgroundThread
+from longwatch.mailbox.dead_retention import DeadRetention
 from longwatch.mailbox.redis.client import RetryMode
 from longwatch.mailbox.redis.sweep import Look, Reads, RedisSweeper, has_ended
 from longwatch.store.claims import RowSelection
@@ -75,10 +76,11 @@ class RedisTurnStorage:
 class RedisTurnSweeper:
     """The `EngineSweeper` of an engine over one mailbox. `key` names the mailbox and its store."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, and the engine
         self,
         sweeper: RedisSweeper,
         turns: SweepTurns,
+        retention: DeadRetention,
         *,
         key: str,
         selection: RowSelection,
@@ -86,6 +88,7 @@ class RedisTurnSweeper:
     ) -> None:
         self._sweeper = sweeper
         self._turns = turns
+        self._retention = retention
         self._owners = HostOwners(key, self._read_owners, has_ended, clock)
         self._notifies = "ordinary" if selection is RowSelection.ORDINARY else "any"
         self._clock = clock
@@ -99,9 +102,11 @@ class RedisTurnSweeper:
         dead = self._owners.find_dead()
         changed = 0 if dead is None else self._sweeper.change(dead, on_given_up)
         if not self._leads:
+            self._retention.apply(leads=False)
             return SweepRound(changed, leads=False)
         if self._clock.monotonic() >= self._look_at:
             changed += self._look_and_change(on_given_up)
+        self._retention.apply(leads=True)
         return SweepRound(changed, next_in=max(self._look_at - self._clock.monotonic(), 0.0))
 
     def pause(self) -> None:

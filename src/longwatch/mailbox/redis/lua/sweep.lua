@@ -32,24 +32,13 @@ local function delete_owners(owners)
   return deleted
 end
 
-local function delete_old_dead_letters(limit)
-  for _ = 1, limit do
-    local oldest = redis.call('ZRANGE', DEAD_ORDER, 0, 0)[1]
-    if not oldest then return end
-    local died_at = struct.unpack('>d', redis.call('HGET', DEAD, oldest))
-    if died_at >= WALL_NOW - args.retention then return end
-    redis.call('ZREM', DEAD_ORDER, oldest)
-    redis.call('HDEL', DEAD, oldest)
-  end
-end
-
 allow_when_full()
 for _, lease in ipairs(args.leases) do release_one(unpack(lease)) end
 changed = changed + promote_due()
 local expired, kept = expire(find_expired(args.limit))
 changed = changed + expired
 for _, id in ipairs(kept) do report_dead_letter(id, 'expired') end
-if args.retention then delete_old_dead_letters(args.limit) end
+if args.retention then delete_old(args.limit) end
 local deleted = delete_owners(args.forget)
 if changed > 0 then notify() end
 return {changed, deleted, dead_lettered}
