@@ -583,6 +583,24 @@ def test_settings_that_may_lose_messages_are_warned_of_once() -> None:
         store.close()
 
 
+def test_settings_are_checked_again_if_the_connection_is_lost_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = RedisConnection.read_response
+
+    def lose_connection(_: RedisConnection) -> bytes:
+        monkeypatch.setattr(RedisConnection, "read_response", real)
+        raise redis.ConnectionError("lost while INFO was read")
+
+    with running_server({"appendonly": "no", "save": ""}) as unsafe:
+        asked = RedisNode(unsafe.url)
+        monkeypatch.setattr(RedisConnection, "read_response", lose_connection)
+        assert "lost while INFO" in told(StoreUnreachableError, lambda: asked.execute("PING"))
+        with pytest.warns(UnsafeSettingsWarning, match="appendonly is off"):
+            assert asked.execute("PING") == b"PONG"
+        asked.close()
+
+
 def test_a_server_that_does_not_tell_its_settings_is_used_in_silence(server: RedisServer) -> None:
     with server.client() as client:
         client.acl_setuser(

@@ -323,13 +323,13 @@ class RedisNode:
 
     def _check_settings(self, connection: RedisConnection) -> None:
         """Warn once about settings that may lose messages, and list the nodes of a Cluster. Does
-        nothing if the server refuses INFO.
+        nothing if the server refuses INFO. The next command checks again if the connection is lost.
         """
-        self._settings_checked = True
         try:
             connection.send(("INFO",))
             response = connection.read_response()
         except redis.ResponseError:
+            self._settings_checked = True
             return
         info = dict(
             entry.split(":", 1)
@@ -340,6 +340,7 @@ class RedisNode:
             connection.send(("CLUSTER", "SLOTS"))
             with suppress(redis.ResponseError):  # the user may lack the right
                 self.cluster = _addresses(connection.read_response())
+        self._settings_checked = True
         for fault in unsafe_settings(info):
             warnings.warn(f"{mask_text(self.url)}: {fault}", UnsafeSettingsWarning, stacklevel=2)
 
