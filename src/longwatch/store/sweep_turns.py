@@ -38,7 +38,8 @@ Failure cases
       ends.
     - The holder stops cleanly. It releases the turn. The others ask when the turn would have ended,
       or when they see that its process has ended.
-    - The holder stands still, or cannot reach the server: the turn ends.
+    - The holder stands still, or cannot reach the server: the turn ends. Until then the engines of
+      its host wait too, because its process lives.
     - The server's clock steps forward: the turn ends early. Backward: the turn would last longer
       than any turn can, so it counts as ended.
     - The store is restored to an older state: an old turn has ended, or ends soon. The holder finds
