@@ -432,6 +432,7 @@ CLAIM: dict[str, object] = {
     "max_lost": 5,
     "low": 0,
     "due_low": 0.0,
+    "margin": 60.0,
 }
 PLANS: dict[str, tuple[str, dict[str, object]]] = {
     "claim": ("messages_free", CLAIM),
@@ -457,7 +458,7 @@ PLANS: dict[str, tuple[str, dict[str, object]]] = {
         "messages_pkey",
         {"queue": 1, "low": 1, "highest": 9000, "due_low": 0.0, "margin": 60.0},
     ),
-    "promote_due": ("messages_delayed", {"queue": 1, "due_low": 0.0}),
+    "promote_due": ("messages_delayed", {"queue": 1, "due_low": 0.0, "margin": 60.0}),
     "lapsed_owners": ("messages_leased", {}),
     "lapsed_of": ("messages_leased", {"owners": [1], "limit": 100}),
     "count_renewing": ("messages_leased", {}),

@@ -20,7 +20,13 @@ from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.claims import RowSelection
 from longwatch.store.postgres.database import PostgresDatabase
 from longwatch.store.postgres.transaction import PostgresTransaction
-from longwatch.store.scan_bound import FULL_SCAN_INTERVAL, MEASURE_INTERVAL, ScanBound, ScanBounds
+from longwatch.store.scan_bound import (
+    DUE_MARGIN,
+    FULL_SCAN_INTERVAL,
+    MEASURE_INTERVAL,
+    ScanBound,
+    ScanBounds,
+)
 from postgres_server import shared_server
 
 INSERT = (
@@ -76,6 +82,7 @@ class Rig:
             "max_lost": 5,
             "low": low,
             "due_low": due_low,
+            "margin": DUE_MARGIN,
         }
         sql = EXPLAIN + self.backend._claims.sql["claim"]
         return _blocks(self.database.write(lambda tx: tx.rows(sql, parameters)))
@@ -132,12 +139,24 @@ def test_a_claim_reads_no_more_after_many_delayed_messages_either(
 
 def test_a_row_that_is_due_before_a_wrong_bound_is_claimed_by_the_next_full_scan(rig: Rig) -> None:
     rig.backend.put([NewMessage(id=new_id(), body=b"1", delay=1.0)])
-    rig.database.jump.wall = 2.0
+    rig.database.jump.wall = 2.0 + DUE_MARGIN
     rig.bound.begin_claim()
     rig.bound.low, rig.bound.due_low = 1, 1e11
     assert [] == rig.claim()
     rig.clock.advance(FULL_SCAN_INTERVAL)
     assert [1] == rig.claim()
+
+
+def test_a_delayed_row_is_due_at_its_time_although_the_clock_was_set_back(rig: Rig) -> None:
+    rig.database.jump.wall = 3600.0
+    rig.handle(2)
+    rig.handle(2)
+    assert rig.bound.low > 0
+    rig.database.jump.wall = 0.0
+    rig.backend.put([NewMessage(id=new_id(), body=b"1", delay=10.0)])
+    assert [] == rig.claim()
+    rig.database.jump.wall = 11.0
+    assert 1 == len(rig.claim())
 
 
 def test_a_delayed_row_is_due_at_its_time_with_the_bound_in_force(rig: Rig) -> None:

@@ -5,10 +5,11 @@
 -- name: claim
 -- Lease the oldest free rows of the selection: the rows before the first suspect, or that suspect
 -- alone. Finds nothing while a delayed row is due, unless another transaction is freeing that row.
--- Reads no row below :low and :due_low (`scan_bound`). Returns rows in no order. The last column says whether the owner is registered.
+-- Reads no row below :low and :due_low (`scan_bound`). Returns rows in no order. The last column
+-- says whether the owner is registered.
 WITH due AS MATERIALIZED (
     SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1
-        AND ready_at >= :due_low::float8 AND ready_at <= :wall_now
+        AND ready_at >= least(:due_low::float8, :wall_now - :margin::float8) AND ready_at <= :wall_now
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ), candidates AS MATERIALIZED (
     SELECT seq, {is_suspect} AS is_suspect FROM {table}
@@ -90,7 +91,7 @@ SELECT seq, owner, term FROM matching
 -- within the time of one call.
 UPDATE {table} SET lease_state = 0 WHERE seq = ANY (ARRAY(
     SELECT seq FROM {table} WHERE lease_state = 1 AND queue = :queue
-        AND ready_at >= :due_low::float8 AND ready_at <= :wall_now
+        AND ready_at >= least(:due_low::float8, :wall_now - :margin::float8) AND ready_at <= :wall_now
     LIMIT 100000 FOR UPDATE SKIP LOCKED
 ))
 

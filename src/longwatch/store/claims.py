@@ -208,6 +208,7 @@ class Claims:
             "limit": limit,
             "max_crashes": budget.max_crashes,
             "max_lost": budget.max_lost,
+            "margin": DUE_MARGIN,
         }
         claim = self._sql_by_selection[selection]["claim"]
         found, due_low = self._claim_from_bound(transaction, claim, parameters, queue=queue)
@@ -380,7 +381,8 @@ class Claims:
         """Free the delayed rows that are due. Returns how many. `due_low`: on PostgreSQL no row was
         due before (`scan_bound`).
         """
-        return transaction.execute(self.sql["promote_due"], {"queue": queue, "due_low": due_low})
+        parameters = {"queue": queue, "due_low": due_low, "margin": DUE_MARGIN}
+        return transaction.execute(self.sql["promote_due"], parameters)
 
     def next_due(self, transaction: Transaction, *, queue: int) -> float | None:
         """Return the seconds until the next delayed row is due, or None if none is delayed."""

@@ -26,7 +26,8 @@ The rule
     4. The index of delayed rows collects dead entries, too. A claim looks for due rows from a time
        on, `due_low`: before it no delayed row is due. Within the same snapshot this is the lowest
        time of a delayed row, at most the present, less a margin. A row that is delayed later gets a
-       later time, unless its statement has waited for longer than the margin.
+       later time, unless its statement has waited for longer than the margin. A claim also lowers
+       `due_low` to the present less the margin: the clock may have been set back.
     5. Measurements come from transactions that committed. One that rolls back has not settled what
        it saw as settled.
 
@@ -34,8 +35,8 @@ Why a wrong bound loses nothing
     A claim without a bound, a *full scan*, is due every five seconds, at most every minute where it
     takes long, and always after the store may have become another one. So a row below the bound is
     claimed late, but it is claimed. This covers what the rule cannot exclude: a sequence that was
-    set back, sessions that cache its numbers, rows that were inserted by hand, a clock that was set
-    back.
+    set back, sessions that cache its numbers, rows that were inserted by hand, a row that has been
+    due for longer than the margin since the clock was set back.
 
     It also allows an exception to 2. A writing transaction that lasts for hours would hold back
     every measurement. After a minute of waiting the measurement is used. A message that such a
