@@ -38,6 +38,7 @@ from longwatch.flow import (
 from longwatch.flow.execution_state import ExecutionStatus
 from longwatch.flow.nodes import Node
 from longwatch.store.database import Database
+from longwatch.store.scan_bound import ScanBound
 from longwatch.testing import FakeClock, GraphRun, Step, check_graph, run_graph
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
@@ -72,6 +73,20 @@ def status(run: GraphRun) -> ExecutionStatus:
 def set_wall(run: GraphRun, moment: datetime) -> None:
     """Begin a test at this time, whatever the time is."""
     run.clock.jump_wall(moment.timestamp() - run.clock.wall())
+
+
+def bound_of(database: Database) -> ScanBound:
+    """The scan bound of the claims of the only graph."""
+    query = "SELECT DISTINCT queue FROM longwatch_computations"
+    [(queue,)] = database.read(lambda tx: tx.rows(query))
+    return database.scan_bounds.of("longwatch_computations", queue)
+
+
+def bound_after(database: Database, seconds: float) -> ScanBound:
+    """Make claims look for due attempts from a later time on, as if the clock had shown it."""
+    bound = bound_of(database)
+    bound.low, bound.due_low = 1, store_wall(database) + seconds
+    return bound
 
 
 def due_times(run: GraphRun, execution: Execution, node: str, seconds: float) -> list[float]:
@@ -150,6 +165,25 @@ def test_a_firing_whose_time_is_past_is_due_from_its_insertion_on(
     query = "SELECT ready_at FROM longwatch_computations WHERE due_at IS NOT NULL"
     [(ready_at,)] = database.read(lambda tx: tx.rows(query))
     assert ready_at >= began
+
+
+def test_a_firing_is_found_at_once_although_the_clock_was_set_back(
+    running: Run, database: Database
+) -> None:
+    """Also if claims had looked for due attempts from a later time on. Nor does the next run of the
+    same store look from there on.
+    """
+    with running(tick_once("tick", delay=HOUR)) as run:
+        execution = run.start()
+        run.run_ready()
+        bound = bound_after(database, DAY)
+        run.clock.jump_wall(-MINUTE)
+        run.run_ready()
+        run.clock.jump_wall(2 * HOUR)
+        run.run_ready()
+        assert {"tick"} == execution.values().keys()
+        assert bound is not bound_after(database, DAY)
+    assert 0.0 == bound_of(database).due_low
 
 
 @pytest.mark.parametrize("make", [tick_once, tick_recurring])

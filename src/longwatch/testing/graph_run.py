@@ -316,9 +316,13 @@ class _NonBlockingClock(FakeClock):
 class _StoreClock:
     """Moves the clocks of a store with a fake clock, and stops them in between, so that nothing
     becomes due by real time.
+
+    Forgets the scan bounds of claims when it sets the wall clock back. Claims could otherwise miss
+    due attempts until a full scan, which comes after seconds of real time (`scan_bound`).
     """
 
     def __init__(self, database: Database, clock: FakeClock) -> None:
+        self._scan_bounds = database.scan_bounds
         self._jump = database.jump
         self._before = replace(database.jump)
         self._clock = clock
@@ -331,8 +335,11 @@ class _StoreClock:
         """Let the store's clocks run inside this context, from where they stopped."""
         if self._depth == 0:
             self._move(self._stopped - time.monotonic())
-        self._jump.wall += self._clock.wall() - self._wall
+        jumped = self._clock.wall() - self._wall
+        self._jump.wall += jumped
         self._wall = self._clock.wall()
+        if jumped < 0:
+            self._scan_bounds.clear()
         self._depth += 1
         try:
             yield
@@ -347,6 +354,7 @@ class _StoreClock:
 
     def restore(self) -> None:
         self._jump.lease, self._jump.wall = self._before.lease, self._before.wall
+        self._scan_bounds.clear()
 
     def _move(self, seconds: float) -> None:
         self._jump.lease += seconds
