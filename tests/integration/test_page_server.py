@@ -16,7 +16,7 @@ import pytest
 from longwatch.app import control
 from longwatch.core.events.page import PageActionTaken
 from longwatch.errors import TryAgainError
-from longwatch.page import live, server
+from longwatch.page import action_runner, live, live_streams, server
 from longwatch.page.data import ControlSource, ControlView
 from longwatch.page.stores import StoreCatalog, store_key
 from page_process import TOKEN, ServedPage, served_page
@@ -250,7 +250,7 @@ def test_slow_actions_do_not_hold_up_pages(
 ) -> None:
     begun, release = slow_commands
     monkeypatch.setattr(server, "VIEW_TIMEOUT", 2.0)
-    threads = act_at_the_same_time(page, server.ACTION_POOL_SIZE)
+    threads = act_at_the_same_time(page, action_runner.ACTION_POOL_SIZE)
     assert eventually(lambda: len(begun) >= server.POOL_SIZE)
     answer = page.get("/logs")
     release.set()
@@ -265,13 +265,13 @@ def test_an_action_that_finds_no_thread_says_so_and_never_runs(
     slow_commands: tuple[list[str], threading.Event],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "ACTION_TIMEOUT", 3.0)
-    for thread in act_at_the_same_time(page, server.ACTION_POOL_SIZE + 1):
+    monkeypatch.setattr(action_runner, "ACTION_TIMEOUT", 3.0)
+    for thread in act_at_the_same_time(page, action_runner.ACTION_POOL_SIZE + 1):
         thread.join()
 
     taken = [event for event in page.events if isinstance(event, PageActionTaken)]
-    assert server.ACTION_POOL_SIZE == len(slow_commands[0])
-    assert server.ACTION_POOL_SIZE + 1 == len(taken)
+    assert action_runner.ACTION_POOL_SIZE == len(slow_commands[0])
+    assert action_runner.ACTION_POOL_SIZE + 1 == len(taken)
     [refused] = [event for event in taken if not event.ok]
     assert "was not begun" in refused.error
 
@@ -476,7 +476,7 @@ def test_a_stream_sends_the_sections_and_then_what_changes(
 def test_a_client_that_does_not_read_is_disconnected_and_others_are_served(
     state: Path, page: ServedPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SEND_TIMEOUT", 0.2)
+    monkeypatch.setattr(live_streams, "SEND_TIMEOUT", 0.2)
     monkeypatch.setattr(live, "POLL_INTERVAL", 0.05)
     log = state / "logs" / "web.log"
     log.write_text("first line\n" + "x" * 4000 + "\n")

@@ -23,14 +23,15 @@ Access. Every request names an allowed host, else 421. A request from another si
 with 403; only a link with the token may come from elsewhere. The token is in
 `STATE/page.token`, readable by its user alone. A browser exchanges it once for a cookie, other
 clients send it as a bearer token, all others get 401. An action is a POST with a second token,
-bound to its path, and runs after a confirmation. Each action is an event, `page_action_taken`.
+bound to its path, and runs after a confirmation (`action_runner`). Each action is an event,
+`page_action_taken`.
 
 Live updates. A template marks sections as live. `GET /live?path=…` is a stream of those sections
-of this path whose HTML has changed. A path that is open in many browsers is rendered once for all
-of them, soon after the log of events has grown, else every two seconds. A client keeps only the
-newest HTML of each section, so a client that does not read costs a bounded amount of memory; it is
-disconnected after a while, and no other client waits for it. Without JavaScript every page works
-by links and forms.
+of this path whose HTML has changed (`live`, `live_streams`). A path that is open in many browsers
+is rendered once for all of them, soon after the log of events has grown, else every two seconds. A
+client keeps only the newest HTML of each section, so a client that does not read costs a bounded
+amount of memory; it is disconnected after a while, and no other client waits for it. Without
+JavaScript every page works by links and forms.
 
 Failures, and what the page shows:
 

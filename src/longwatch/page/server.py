@@ -1,13 +1,11 @@
-"""The HTTP server of the page: access, routes, views, actions, static files and live streams."""
+"""The HTTP server of the page: decides on access, and leads requests to views and actions."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
@@ -20,7 +18,7 @@ from longwatch.app.page_plan import TOKEN_PARAMETER
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
-from longwatch.core.events.page import PageActionTaken, PageViewFailed
+from longwatch.core.events.page import PageViewFailed
 from longwatch.errors import LongwatchError, TryAgainError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.page.access import (
@@ -30,11 +28,19 @@ from longwatch.page.access import (
     AccessPolicy,
     access_request,
 )
+from longwatch.page.action_runner import (
+    ActionRunner,
+    Notice,
+    Notices,
+    confirmation_view,
+    is_confirmed,
+)
 from longwatch.page.connections import IdleConnections
 from longwatch.page.data import PageData
 from longwatch.page.http_log import http_logger
-from longwatch.page.live import SEND_TIMEOUT, LiveClient, LiveHub, Sections
-from longwatch.page.pool import NotBegunError, ThreadPool
+from longwatch.page.live import LiveHub, Sections
+from longwatch.page.live_streams import LiveStreams
+from longwatch.page.pool import ThreadPool
 from longwatch.page.rendering import (
     NavigationEntry,
     PageRenderer,
@@ -45,8 +51,6 @@ from longwatch.page.static_files import StaticFiles
 from longwatch.page.stores import StoreUnavailableError
 from longwatch.page.view import (
     Action,
-    ActionDone,
-    Confirmation,
     NotFoundError,
     Route,
     View,
@@ -54,17 +58,13 @@ from longwatch.page.view import (
 )
 
 VIEW_TIMEOUT = 8.0
-ACTION_TIMEOUT = 20.0
 FOLLOW_INTERVAL = 0.25
 """Seconds between two looks at the log of events."""
 MAX_FORM_BYTES = 64 * 1024
 FORM_TIMEOUT = 10.0
 """Seconds in which a form must arrive."""
 POOL_SIZE = 4
-ACTION_POOL_SIZE = 8
-"""Actions at the same time. They have threads of their own, so that slow ones hold up no view."""
 STOP_TIMEOUT = 0.5
-_MAX_NOTICES = 100
 _COOKIE_SECONDS = 30 * 86_400
 _COOKIE_PREFIX = "longwatch_page_"
 """The name of the cookie, before the port: browsers send cookies of a host to all its ports."""
@@ -86,14 +86,6 @@ _REFUSALS = {
     AccessDecision.WRONG_TOKEN: (HTTPStatus.UNAUTHORIZED, "wrong_token"),
     AccessDecision.WRONG_ACTION_TOKEN: (HTTPStatus.FORBIDDEN, "wrong_action_token"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """The result of an action, shown above the next page."""
-
-    message: str
-    ok: bool
 
 
 class PageServer:
@@ -120,7 +112,7 @@ class PageServer:
         self._events = events
         self._cookie = ""
         self._pool = ThreadPool(POOL_SIZE, name="page-view")
-        self._action_pool = ThreadPool(ACTION_POOL_SIZE, name="page-action")
+        self._action_runner = ActionRunner(data, events=events)
         self._renderer = PageRenderer(
             action_token=policy.action_token,
             navigation=[
@@ -132,9 +124,8 @@ class PageServer:
         self._hub = LiveHub(self._render_sections, clock=clock)
         self._static = StaticFiles()
         self._connections = IdleConnections(clock=clock)
-        self._streams: dict[LiveClient, web.Request] = {}
-        self._notices: OrderedDict[str, Notice] = OrderedDict()
-        self._notice_ids = itertools.count(1)
+        self._streams = LiveStreams(self._hub, headers=_HEADERS)
+        self._notices = Notices()
         self._runner: web.AppRunner | None = None
         self._following: BackgroundThread | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -174,7 +165,7 @@ class PageServer:
         port = int(runner.addresses[0][1])
         self._cookie = f"{_COOKIE_PREFIX}{port}"
         self._pool.start()
-        self._action_pool.start()
+        self._action_runner.start()
         loop = asyncio.get_running_loop()
         self._following = BackgroundThread(
             lambda: self._follow_events(loop), name="page-history", report_errors=True
@@ -188,7 +179,7 @@ class PageServer:
         self._is_stopping = True
         self._hub.close()
         self._pool.stop()
-        self._action_pool.stop()
+        self._action_runner.stop()
         if self._ticking is not None:
             self._ticking.cancel()
         if self._runner is not None:
@@ -210,9 +201,7 @@ class PageServer:
     async def _tick(self) -> None:
         while True:
             self._hub.tick()
-            for client, request in self._streams.items():
-                if request.transport is None:  # the browser has closed the connection
-                    client.close()
+            self._streams.close_disconnected()
             if self._runner is not None and self._runner.server is not None:
                 self._connections.close_idle(self._runner.server.connections)
             await asyncio.sleep(FOLLOW_INTERVAL)
@@ -271,7 +260,7 @@ class PageServer:
         self, request: web.Request, path: str, form: Mapping[str, str]
     ) -> web.Response:
         query, form = _without_zero_bytes(request.query), _without_zero_bytes(form)
-        notice = self._notices.get(query.pop("notice", ""))
+        notice = self._notices.find(query.pop("notice", ""))
         asked = ViewRequest(path, {}, query, form)
         allowed = []
         for action in self._actions:
@@ -389,52 +378,15 @@ class PageServer:
         raise NotFoundError(parts.path)
 
     async def _act(self, action: Action, asked: ViewRequest) -> web.Response:
-        if asked.form.get("confirmed") != "yes":
+        if not is_confirmed(asked):
             return self._html(
-                *await self._render(partial(_confirmation_view, action, self._data), asked)
+                *await self._render(partial(confirmation_view, action, self._data), asked)
             )
-
-        asking: Confirmation | None = None
-
-        def act() -> ActionDone:
-            nonlocal asking
-            asking = action.confirm(self._data, asked)
-            try:
-                return action.run(self._data, asked)
-            except LongwatchError as error:
-                return ActionDone(asking.back, str(error), ok=False)
-
         try:
-            done = await self._action_pool.run(act, timeout=ACTION_TIMEOUT)
+            done = await self._action_runner.run(action, asked)
         except NotFoundError as error:
             return self._problem(HTTPStatus.NOT_FOUND, f"Nothing here: {error}.", path=asked.path)
-        except NotBegunError:
-            done = ActionDone(
-                "/", f"{action.name} was not begun: other actions are going on; try again", ok=False
-            )
-        except TimeoutError:
-            back = asking.back if asking else "/"
-            done = ActionDone(back, f"{action.name} was sent and is not finished yet")
-        except Exception as error:  # noqa: BLE001 - the notice and the event have the error
-            back = asking.back if asking else "/"
-            reason = str(error) if isinstance(error, LongwatchError) else describe_error(error)
-            done = ActionDone(back, f"{action.name} failed: {reason}", ok=False)
-        self._events.emit(
-            PageActionTaken(
-                action=action.name,
-                subject=asking.subject if asking else asked.path,
-                ok=done.ok,
-                program=asking.program if asking else "",
-                error="" if done.ok else done.message,
-            )
-        )
-        return self._after(done)
-
-    def _after(self, done: ActionDone) -> web.Response:
-        number = str(next(self._notice_ids))
-        self._notices[number] = Notice(done.message, done.ok)
-        while len(self._notices) > _MAX_NOTICES:
-            self._notices.popitem(last=False)
+        number = self._notices.add(Notice(done.message, done.ok))
         path, _, query = done.back.partition("?")
         target = with_query(path, dict(parse_qsl(query)), notice=number)
         return web.Response(status=HTTPStatus.SEE_OTHER, headers={"Location": target})
@@ -445,28 +397,7 @@ class PageServer:
         path = request.query.get("path", "")
         if not any(route.match(_path_of(path)) is not None for route in self._routes):
             return self._not_found(path)
-        try:
-            client = self._hub.join(path)
-        except TryAgainError as error:
-            return web.Response(
-                status=HTTPStatus.SERVICE_UNAVAILABLE,
-                text=f"{error}\n",
-                headers={"Retry-After": "30"},
-            )
-        response = web.StreamResponse(
-            headers={**_HEADERS, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-        )
-        self._streams[client] = request
-        try:
-            await response.prepare(request)
-            await _send_changes(client, response)
-        except (ConnectionError, TimeoutError):
-            if request.transport is not None:
-                request.transport.abort()
-        finally:
-            del self._streams[client]
-            self._hub.leave(path, client)
-        return response
+        return await self._streams.serve(request, path)
 
     # --- answers ---
 
@@ -497,24 +428,6 @@ def _path_of(target: str) -> str:
 def _without_zero_bytes(fields: Mapping[str, str]) -> dict[str, str]:
     """The fields as every store can compare them: PostgreSQL refuses zero bytes."""
     return {name: value.replace("\0", "") for name, value in fields.items()}
-
-
-async def _send_changes(client: LiveClient, response: web.StreamResponse) -> None:
-    """Send what the client is offered. Raises TimeoutError if it reads nothing for a while."""
-    await response.write(b"retry: 2000\n\n")
-    while (chunk := await client.next_chunk()) is not None:
-        async with asyncio.timeout(SEND_TIMEOUT):
-            await response.write(chunk)
-
-
-def _confirmation_view(action: Action, data: PageData, asked: ViewRequest) -> View:
-    asking = action.confirm(data, asked)
-    fields = {
-        name: value for name, value in asked.form.items() if name not in {ACTION_FIELD, "confirmed"}
-    }
-    return View(
-        asking.title, "confirm.html", {"asking": asking, "path": asked.path, "fields": fields}
-    )
 
 
 def _problem_view(status: HTTPStatus, text: str, waits: object = ()) -> View:
