@@ -910,14 +910,33 @@ def test_a_worker_that_reports_nothing_more_gets_stale_and_its_gauge_goes_on(
         assert 9.5 == rig.value("longwatch_heartbeat_age_seconds", "jobs")
         assert {} == rig.monitor.unready_reasons()
 
-        rig.advance(2.0)
-        assert 11.5 == rig.value("longwatch_heartbeat_age_seconds", "jobs")
+        rig.advance(3.0)
+        assert 12.5 == rig.value("longwatch_heartbeat_age_seconds", "jobs")
         assert wait_for_reason(record, HealthReason.STALE)
         assert {"jobs-1": "stale"} == rig.monitor.unready_reasons()
 
         rig.report_state(worker.pid, loops=[{"name": "jobs", "age": 0.1, "holding": 0}])
         rig.advance(1.0)
         assert wait_for_reason(record, HealthReason.OK)
+
+
+def test_a_worker_may_have_beaten_since_its_last_report_so_it_is_ready_until_one_is_missing(
+    rig: MonitorRig,
+) -> None:
+    """An idle loop beats about once a second, and its worker reports as seldom."""
+    rig.sources["store"] = FakeSource()
+    with fake_worker(rig) as worker:
+        rig.emit_started(worker.pid)
+        rig.report_lease(worker)
+        rig.report_group(worker, stale_after=1.5)
+        record = rig.worker_record(worker.pid)
+        for _ in range(3):
+            rig.report_state(worker.pid, loops=[{"name": "jobs", "age": 1.0, "holding": 0}])
+            assert eventually(lambda: {"jobs": 1.0} == record.beat_ages(rig.clock.monotonic()))
+            rig.advance(1.0)
+            assert {} == rig.monitor.unready_reasons()
+        rig.advance(2.0)
+        assert {"jobs-1": "stale"} == rig.monitor.unready_reasons()
 
 
 def test_one_that_is_told_to_stop_is_draining_at_once_whatever_it_has_said_last(

@@ -34,6 +34,8 @@ PARENT_PROTOCOL_VARIABLE = "LONGWATCH_PARENT_PROTOCOL"
 FIRST_PROTOCOL = 1
 PROTOCOL = FIRST_PROTOCOL
 """The reports, and the layout of the beat page. Raise it when one end would misread the other."""
+REPORT_SECONDS = 1.0
+"""Seconds between two reports of the state of a program."""
 SUSPECTS_VARIABLE = "LONGWATCH_SUSPECTS"
 """The variable that makes a worker process run suspects (`store.blame`), and no other rows."""
 MAX_DATAGRAM_BYTES = 128 * 1024

@@ -9,13 +9,11 @@ from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Event
 from longwatch.engine.engine_loop import Gauge
-from longwatch.host.parent_channel import ParentChannel
+from longwatch.host.parent_channel import REPORT_SECONDS, ParentChannel
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.sdnotify import SdNotifier
 from longwatch.host.service import Service
 from longwatch.runtime.health_checks import GroupHealth
-
-REPORT_SECONDS = 1.0
 
 
 @runtime_checkable

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 
 from longwatch.core.clock import Clock
 from longwatch.core.events.base import Events
-from longwatch.host.parent_channel import ParentChannel
+from longwatch.host.parent_channel import REPORT_SECONDS, ParentChannel
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.workers.event_relay import EventRelay
 
-REPORT_SECONDS = 1.0
 CLOSE_TIMEOUT = 1.0
 """Seconds that the last state and the last events may take, each."""
 

@@ -14,6 +14,7 @@ from longwatch.core.lease import Lease, LeasePolicy, RenewalSchedule
 from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.policy import PARENT_LEASE_SECONDS
 from longwatch.host.beatpage import ChildBeatPage
+from longwatch.host.parent_channel import REPORT_SECONDS
 from longwatch.mailbox.backend import MAILBOX_KIND as MAILBOX
 from longwatch.observe.counters import MetricSample
 from longwatch.workers.child_record import ChildRecord
@@ -49,6 +50,12 @@ class LoopState:
         or whose interpreter is blocked, sends none.
         """
         return None if self.age is None else self.age + max(now - self.reported_at, 0.0)
+
+    def silence_at(self, now: float) -> float:
+        """Seconds for which it cannot have given a beat: a worker that runs would have reported
+        again. Its age is no proof of that, as it may have beaten since its last report.
+        """
+        return 0.0 if self.age is None else max(now - self.reported_at - REPORT_SECONDS, 0.0)
 
     def facts(self, now: float) -> dict[str, object]:
         """As plain JSON types."""
@@ -130,7 +137,9 @@ class WorkerRecord(ChildRecord):
         self.is_stalled = False
         """Whether it stalled and is to be killed. Its leases are not renewed any more."""
         self.is_stale = False
-        """Whether a loop gave no beat for `stale_after` at the last check."""
+        """Whether a loop that reports nothing any more gave no beat for `stale_after`, at the last
+        check.
+        """
         self._loop_states: dict[str, LoopState] = {}
         self._places: dict[int, StorePlace] = {}
         """By lease owner."""
@@ -257,9 +266,12 @@ class WorkerRecord(ChildRecord):
         return {name: age for name, age in ages.items() if age is not None}
 
     def check_beats(self, now: float) -> None:
-        """Note whether a loop is stale. The worker reports that too, but not while it is frozen."""
-        ages = self.beat_ages(now).values()
-        self.is_stale = self.stale_after is not None and max(ages, default=0.0) > self.stale_after
+        """Note whether a loop is stale. A worker reports that itself, unless it is frozen: then its
+        reports have stopped for as long.
+        """
+        silences = [state.silence_at(now) for state in tuple(self._loop_states.values())]
+        silence = max(silences, default=0.0)
+        self.is_stale = self.stale_after is not None and silence > self.stale_after
 
     def is_unreachable(self, now: float) -> bool:
         """Whether one of its stores has confirmed no renewal for as long as leases last."""
