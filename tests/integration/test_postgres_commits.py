@@ -63,6 +63,31 @@ class LostCommit:
         monkeypatch.setattr(PostgresTransaction, "commit", commit)
 
 
+def test_after_a_commit_that_could_not_be_looked_up_the_next_call_succeeds(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has become read-only, so the lookup fails in its transaction."""
+
+    def answer_lost(transaction: PostgresTransaction, _: Commit) -> None:
+        set_read_only(database, "SET default_transaction_read_only = on")
+        transaction._live_connection().close("gone")
+        raise ConnectionLostError("gone")
+
+    LostCommit(monkeypatch, answer_lost)
+    with pytest.raises(StoreError, match="read-only"):
+        database.write(lambda tx: tx.execute(ROW, {"name": "a"}))
+    assert [] == names(database)
+    set_read_only(database, "RESET default_transaction_read_only")
+    database.write(lambda tx: tx.execute(ROW, {"name": "b"}))
+    assert ["b"] == names(database)
+
+
+def set_read_only(database: PostgresDatabase, change: str) -> None:
+    with psycopg.connect(database.url, autocommit=True) as admin:
+        admin.execute("SET default_transaction_read_only = off")
+        admin.execute(f"ALTER DATABASE {admin.info.dbname} {change}".encode())
+
+
 def test_a_commit_that_was_made_is_not_made_again(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

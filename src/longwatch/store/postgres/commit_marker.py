@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import secrets
 
+import psycopg
+
 from longwatch.core.deadline import Deadline
 from longwatch.store.postgres.connection import BoundStatement, PostgresConnection
+from longwatch.store.postgres.errors import first_line
 from longwatch.store.postgres.transaction import BEGIN_READ_WRITE
 
 MAX_SERIES_COMMITS = 1000
@@ -68,10 +71,18 @@ class CommitMarker:
 def was_committed(
     connection: PostgresConnection, series: int, number: int, deadline: Deadline
 ) -> bool:
-    """Return whether that commit was made. If it was not, it never will be."""
+    """Return whether that commit was made. If it was not, it never will be.
+
+    Closes the connection when a statement fails, because its transaction stays open.
+    """
     for statement in BEGIN_READ_WRITE:
         connection.send(statement)
     connection.send(_CLOSE_SERIES, (series,))
     connection.send(b"COMMIT")
-    [(last,)] = connection.rows(connection.sync(deadline)[len(BEGIN_READ_WRITE)])
+    try:
+        results = connection.sync(deadline)
+    except psycopg.Error as error:
+        connection.close(f"a commit could not be looked up: {first_line(error)}")
+        raise
+    [(last,)] = connection.rows(results[len(BEGIN_READ_WRITE)])
     return bool(last == number)
