@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
-UNIT_EXTRAS = "runner,mcp,page,redis"
+UNIT_EXTRAS = "runner,mcp,page,postgres,redis"
 UNIT_NEEDS = ("hypothesis", "import-linter", "psutil", "pytest", "pytest-randomly", "pytest-xdist")
 
 

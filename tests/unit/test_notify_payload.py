@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("psycopg")
-
 from longwatch.store.notify.listener import Received
 from longwatch.store.postgres.notify_payload import (
     MAX_PAYLOAD_BYTES,
