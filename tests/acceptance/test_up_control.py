@@ -25,6 +25,7 @@ FACTS = {
     "desired",
     "up",
     "ready",
+    "unready_reason",
     "pid",
     "last_start",
     "uptime",
